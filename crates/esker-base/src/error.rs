@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Result with Esker's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure an [`Error`] is. Numbers are stable: they go over the C interface.
+/// What kind of failure an [`Error`] is. Numbers are stable: they go over the native protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u32)]
@@ -87,12 +87,6 @@ impl ErrorKind {
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::Panicked => "a task panicked",
         }
-    }
-
-    /// Whether the same call may succeed later without anybody repairing anything.
-    #[must_use]
-    pub fn is_retryable(self) -> bool {
-        matches!(self, ErrorKind::NoSpace | ErrorKind::Timeout | ErrorKind::OutOfMemory)
     }
 }
 
@@ -218,12 +212,6 @@ impl Error {
     #[must_use]
     pub fn range(&self) -> Option<(u64, u64)> {
         Some((self.0.offset?, self.0.length?))
-    }
-
-    /// Whether the same call may succeed later.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        self.kind().is_retryable()
     }
 }
 

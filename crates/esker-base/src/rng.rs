@@ -19,6 +19,14 @@ impl Rng {
         Rng(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
+    /// The generator that `seed` stands for, or one that nobody knows beforehand: for identities, which tests choose.
+    pub fn seeded(seed: Option<u64>) -> Result<Self> {
+        match seed {
+            Some(seed) => Ok(Rng::from_seed(seed)),
+            None => Ok(Rng(Xoshiro256PlusPlus::from_seed(secret()?))),
+        }
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0.next_u64()

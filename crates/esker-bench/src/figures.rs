@@ -4,7 +4,7 @@
 //! its own.
 
 use crate::files;
-use crate::numbers::{real, whole};
+use crate::numbers::real;
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
 
@@ -126,18 +126,6 @@ pub fn load_average() -> f64 {
     files::read_kernel("/proc/loadavg")
         .and_then(|text| text.split_whitespace().next()?.parse().ok())
         .unwrap_or(f64::NAN)
-}
-
-/// Memory that could be had now without swapping, in bytes.
-#[must_use]
-pub fn memory_available_bytes() -> u64 {
-    named(&files::read_kernel("/proc/meminfo").unwrap_or_default(), "MemAvailable:") << 10
-}
-
-/// Seconds in whole microseconds, for results that people read.
-#[must_use]
-pub fn rounded(seconds: f64) -> f64 {
-    real(whole(seconds * 1e6)) / 1e6
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 
 use crate::arguments::ServeArguments;
 use crate::failure::Failure;
-use esker::{Batching, Durability, EngineKind, FlexOptions};
+use esker::{Batching, DEFAULT_PERIOD, Durability, EngineKind, FlexOptions};
 use esker_base::units::parse_size_bytes;
 use esker_server::{Limits, ListenAddress};
 use esker_trt::Facility;
@@ -20,8 +20,6 @@ use std::time::Duration;
 
 /// Where data lie unless told otherwise.
 pub(crate) const DEFAULT_DATA: &str = "./esker-data";
-/// Window of `periodic` without one.
-const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
 /// Smallest table of writes: in less hardly anything comes together, and a unit was forgotten.
 const FLEX_MEMTABLE_MIN: u64 = 64 << 10;
 /// Longest that a core polls before it blocks.

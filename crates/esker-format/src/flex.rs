@@ -17,14 +17,14 @@ pub mod map;
 pub mod node;
 
 pub use header::{HEADER_OFFSETS, HEADER_SIZE, Header, SpaceShape};
-pub use log::{GROUP_HEADER_SIZE, Group, RECORD_SIZE, Record};
+pub use log::{GROUP_HEADER_SIZE, Group, Packed, Record};
 pub use map::{Map, SegmentState};
 pub use node::{Branch, Node, StoredAt};
 
 use esker_base::checksum::{Crc32c, crc32c};
 
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Bytes at the end of each block of the data file that are its checksum.
 pub const BLOCK_TRAILER_SIZE: usize = 4;
 /// The address of a range that maps to nothing: the largest of 48 bits.

@@ -28,8 +28,8 @@ mod head;
 pub mod native;
 pub mod stripe;
 
-/// Versions, sequence numbers, epochs and generations are lower: whoever reads one can count on from there.
-pub const NUMBER_END: u64 = 3 << 62;
+/// Versions, sequence numbers, epochs and generations are lower: whoever reads one can count on from there, and has two bits to spare.
+pub const NUMBER_END: u64 = 1 << 62;
 
 /// A version, sequence number, epoch or generation that was read.
 fn bounded(name: &'static str, number: u64) -> Result<u64, Flaw> {

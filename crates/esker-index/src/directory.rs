@@ -310,12 +310,6 @@ impl Directory {
         self.change(hash, old, Some(new))
     }
 
-    /// Gives the entry of `link` a whole tag again: after a lookup that had to read a record to find
-    /// out that this is the key's entry. False if it is not there.
-    pub fn refresh(&self, hash: u64, link: Link) -> bool {
-        self.change(hash, link, Some(link))
-    }
-
     /// Removes `link`; false if it is not there.
     pub fn remove(&self, hash: u64, link: Link) -> bool {
         self.change(hash, link, None)

@@ -49,6 +49,7 @@ pub use store::{BranchContent, HEIGHT_MAX, NodeContent, Root, Walk};
 
 use arena::Arena;
 use node::{Inner, Leaf, NodeId, absent, behind, is_absent};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Sizes of a tree. Small ones are for tests.
@@ -161,6 +162,8 @@ pub struct FlexTree {
     absent: Arena<Stored>,
     /// Stored nodes that are part of the tree no more, or that were changed since.
     released: Vec<Stored>,
+    /// Slots of the inner nodes that were read. They are never forgotten, so a slot that is read again has two nodes above it.
+    read: BTreeSet<u64>,
     /// Nodes in memory that are stored as they are.
     clean: usize,
     root: NodeId,
@@ -193,6 +196,7 @@ impl FlexTree {
             inners: Arena::new(),
             absent: Arena::new(),
             released: Vec::new(),
+            read: BTreeSet::new(),
             clean: 0,
             root: 0,
             root_shift: 0,

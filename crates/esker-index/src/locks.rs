@@ -6,26 +6,7 @@ use esker_base::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use parking_lot::Mutex;
 
 #[cfg(feature = "shuttle")]
-pub(crate) use explored::Mutex;
-#[cfg(feature = "shuttle")]
-#[cfg(feature = "shuttle")]
-mod explored {
-    use std::sync::PoisonError;
-
-    /// Shuttle's lock with the face of `parking_lot`'s.
-    #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(crate) fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-
-        pub(crate) fn try_lock(&self) -> Option<shuttle::sync::MutexGuard<'_, T>> {
-            self.0.try_lock().ok()
-        }
-    }
-}
+pub(crate) use esker_base::sync::Mutex;
 
 /// Orders what was read before it before what is read after it. Together with [`release`] it makes
 /// a changed version visible to whoever saw what was written after the change.

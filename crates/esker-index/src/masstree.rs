@@ -50,22 +50,47 @@ pub struct Masstree {
     shrink: Mutex<()>,
 }
 
-/// Where a key is in a tree, or would be. Memory of the tree is not used again while this is there.
+/// The way to where a key is in a tree, or would be. Memory of the tree is not used again while this is there.
 #[derive(Debug)]
 pub struct Near<'t> {
     tree: &'t Masstree,
-    /// A border of the first layer.
-    border: Option<Pointer>,
+    /// A node of the first layer, which is on its way from memory.
+    at: Option<Pointer>,
     guard: Guard<'t>,
 }
 
 impl Near<'_> {
+    /// Goes down to a level, counted from 0 for the borders, and waits for the nodes above it. That one is not waited for.
+    #[inline]
+    fn go_down(&mut self, key: &[u8], level: u64) {
+        let (slice, _) = slice_of(key);
+        let mut at = self.at;
+        while let Some(Entry::Node(node)) = at.map(|at| at.entry(&self.guard)) {
+            let version = node.version();
+            if version.is_deleted() || version.level() <= level {
+                break;
+            }
+            let Step::To(next) = step(node, slice, level, &self.guard) else { break };
+            next.prefetch();
+            at = Some(Pointer::node(next));
+            if version.level() == level + 1 {
+                break;
+            }
+        }
+        self.at = at;
+    }
+
+    /// Goes on to the border of the key that this is near to.
+    #[inline]
+    pub fn go_on(&mut self, key: &[u8]) {
+        self.go_down(key, 0);
+    }
+
     /// As [`Masstree::swap`], for the key that this is near to: fastest for that one, right for any.
     #[inline]
     pub fn swap(self, key: &[u8], word: Word, goes: impl Fn(Word) -> bool) -> Option<Word> {
-        let border = self.border.map(|border| border.entry(&self.guard));
-        let mut near = match border {
-            Some(Entry::Node(border)) => Some(border),
+        let mut near = match self.at.map(|at| at.entry(&self.guard)) {
+            Some(Entry::Node(node)) => Some(node),
             _ => None,
         };
         self.tree.insert_near(key, word, goes, &mut near, &self.guard)
@@ -353,14 +378,16 @@ impl Masstree {
         self.insert_near(key, word, goes, &mut None, &self.memory.guard())
     }
 
-    /// Goes down to where a key is or would be, so that what is read on the way is there when its word changes.
+    /// Goes down towards where a key is or would be, so that what is read on the way is there when its word changes: as far as nodes are
+    /// in caches, as a rule. For the rest there is [`Near::go_on`].
     #[inline]
     #[must_use]
     pub fn near(&self, key: &[u8]) -> Near<'_> {
         let guard = self.memory.guard();
-        let border = self.root(&guard).and_then(|root| descend(root, slice_of(key).0, 0, &guard));
-        let border = border.map(Pointer::node);
-        Near { tree: self, border, guard }
+        let at = self.root(&guard).map(Pointer::node);
+        let mut near = Near { tree: self, at, guard };
+        near.go_down(key, 1);
+        near
     }
 
     /// Looks first in a border of the first layer, and tells in which one it was.

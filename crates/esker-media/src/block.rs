@@ -23,6 +23,8 @@ use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result, Site};
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
+use std::iter::Sum;
+use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of one read where many are looked at.
@@ -70,6 +72,34 @@ pub struct Counters {
     /// Of the bytes written, those that only readied free space.
     pub prepare_bytes: u64,
     pub flushes: u64,
+}
+
+impl Counters {
+    /// Field by field.
+    fn with(self, other: Counters, join: fn(u64, u64) -> u64) -> Counters {
+        Counters {
+            reads: join(self.reads, other.reads),
+            read_bytes: join(self.read_bytes, other.read_bytes),
+            writes: join(self.writes, other.writes),
+            write_bytes: join(self.write_bytes, other.write_bytes),
+            prepare_bytes: join(self.prepare_bytes, other.prepare_bytes),
+            flushes: join(self.flushes, other.flushes),
+        }
+    }
+}
+
+impl Sum for Counters {
+    fn sum<I: Iterator<Item = Counters>>(all: I) -> Counters {
+        all.fold(Counters::default(), |sum, one| sum.with(one, |sum, one| sum + one))
+    }
+}
+
+impl Sub for Counters {
+    type Output = Counters;
+
+    fn sub(self, before: Counters) -> Counters {
+        self.with(before, |now, before| now - before)
+    }
 }
 
 /// Number and bytes of what some threads read.

@@ -242,17 +242,7 @@ impl BlockDevice for StripedDevice {
     }
 
     fn counters(&self) -> Counters {
-        self.members.iter().map(|member| member.device.counters()).fold(
-            Counters::default(),
-            |sum, one| Counters {
-                reads: sum.reads + one.reads,
-                read_bytes: sum.read_bytes + one.read_bytes,
-                writes: sum.writes + one.writes,
-                write_bytes: sum.write_bytes + one.write_bytes,
-                prepare_bytes: sum.prepare_bytes + one.prepare_bytes,
-                flushes: sum.flushes + one.flushes,
-            },
-        )
+        self.members.iter().map(|member| member.device.counters()).sum()
     }
 
     fn reads_bytes(&self) -> bool {

@@ -218,15 +218,14 @@ fn put(
         }
         readers.into_iter().for_each(|reader| gets.add(reader.join().unwrap()).unwrap());
     });
-    let after = counters();
-    let prepared = after.prepare_bytes - before.prepare_bytes;
+    let device = counters() - before;
     Phase {
         ops,
         seconds: (SystemClock.monotonic() - start).as_secs_f64(),
         latency,
         served,
         gets,
-        device_bytes: after.write_bytes - before.write_bytes - prepared,
+        device_bytes: device.write_bytes - device.prepare_bytes,
     }
 }
 

@@ -130,16 +130,15 @@ fn puts(
         join.join()??;
     }
     let seconds = (SystemClock.monotonic() - start).as_secs_f64();
-    let after = store.stats().device;
-    let prepared = (after.prepare_bytes - before.prepare_bytes) as f64;
-    let written = (after.write_bytes - before.write_bytes) as f64;
+    let device = store.stats().device - before;
+    let (written, prepared) = (device.write_bytes as f64, device.prepare_bytes as f64);
     let user = user_bytes.load(Ordering::Relaxed) as f64;
     let count = done.load(Ordering::Relaxed) as f64;
     Ok(Puts {
         per_second: count / seconds,
         log_bytes_per_user_byte: (written - prepared) / user,
         prepare_bytes_per_user_byte: prepared / user,
-        per_write: count / (after.writes - before.writes).max(1) as f64,
+        per_write: count / device.writes.max(1) as f64,
     })
 }
 

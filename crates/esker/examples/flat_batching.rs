@@ -373,7 +373,7 @@ fn main() {
             for (model, rows) in Batching::ALL.into_iter().zip(&rows) {
                 println!(
                     "{clients:7}  {:22} {:11.0} {:8.2} {:8.1} {:13.3} {:12.3}",
-                    model.words(),
+                    model.name(),
                     median(rows, |row| row.ops_per_second),
                     median(rows, |row| row.p50_us),
                     median(rows, |row| row.p99_us),

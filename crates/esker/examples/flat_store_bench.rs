@@ -130,7 +130,7 @@ fn cost_in_flight(options: &Options, model: Batching, value_size: usize, cores: 
     let puts = (share * tasks) as f64;
     println!(
         "{value_size:5} {cores:5} {tasks:9}  {:22} {:7.3} {:7.3} {:7.3} {:8.2}",
-        model.words(),
+        model.name(),
         (after.fences - before.fences) as f64 / puts,
         (after.flushed_lines - before.flushed_lines) as f64 / puts,
         (after.media_blocks - before.media_blocks) as f64 / puts,

@@ -157,7 +157,7 @@ impl Bench {
         };
         let times = times.lock().unwrap();
         let micros = |quantile: f64| times.value_at_quantile(quantile) as f64 / 1e3;
-        let device = store.stats().device;
+        let device = store.stats().device - before;
         println!(
             "{name:10} {:9.0}/s  cpu {:6.2} us/op  p50 {:6.1} p99 {:7.1} p99.9 {:8.1} us worst {:6.1} ms  per op: {:.2} reads {:.0} B, written {:.0} B{beside}",
             done / seconds,
@@ -166,9 +166,9 @@ impl Bench {
             micros(0.99),
             micros(0.999),
             micros(1.0) / 1e3,
-            (device.reads - before.reads) as f64 / done,
-            (device.read_bytes - before.read_bytes) as f64 / done,
-            (device.write_bytes - before.write_bytes) as f64 / done,
+            device.reads as f64 / done,
+            device.read_bytes as f64 / done,
+            device.write_bytes as f64 / done,
         );
     }
 

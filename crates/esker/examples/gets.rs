@@ -235,9 +235,8 @@ fn measure(
             Ok(())
         });
         rates[2].push(rate(runtime, depth, arguments.seconds, &get)?);
-        let after = store.stats().device;
-        bytes_per_get = (after.read_bytes - before.read_bytes) as f64
-            / (after.reads - before.reads).max(1) as f64;
+        let device = store.stats().device - before;
+        bytes_per_get = device.read_bytes as f64 / device.reads.max(1) as f64;
         drop(get);
         store.close()?;
         drop(store);

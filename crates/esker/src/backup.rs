@@ -9,7 +9,7 @@
 //! a place that no open takes for a store; restore again.
 
 use crate::devices;
-use crate::engine::backup::{Backup, engine_of};
+use crate::engine::backup::{Backup, Listing, engine_of};
 use crate::engine::depot::restore::restore as restore_depot;
 use crate::engine::flat::restore::restore as restore_flat;
 use crate::engine::flex::{FlexFiles, restore as flex};
@@ -18,7 +18,7 @@ use crate::options::{EngineKind, Options};
 use esker_base::ids::Version;
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::backup::{BackupEngine, MANIFEST_NAME, Root};
+use esker_format::backup::{BackupEngine, MANIFEST_NAME};
 use esker_media::{Archive, BlockDevice, BufferPool, FolderArchive, Pmem, TarArchive};
 use std::fmt;
 use std::path::Path;
@@ -138,7 +138,7 @@ pub(crate) fn check_replaced(target: &Path) -> Result<()> {
 }
 
 /// Reads all of a backup, if it is to take the place of something.
-fn before_replacing<R: Root>(backup: &Backup<'_, R>, options: &Options) -> Result<()> {
+fn before_replacing<M: Listing>(backup: &Backup<'_, M>, options: &Options) -> Result<()> {
     if options.format { backup.verify(&BufferPool::new(0)) } else { Ok(()) }
 }
 

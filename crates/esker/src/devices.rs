@@ -9,7 +9,7 @@ use crate::engine::flat::plan_memory;
 use crate::engine::reading::to_read;
 use crate::flex;
 use crate::options::{EngineKind, Options};
-use esker_base::rng::{self, Rng};
+use esker_base::rng::Rng;
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::folder::{Located, locate, take_away};
@@ -104,22 +104,7 @@ pub(crate) fn open_memory(options: &Options) -> Result<Arc<dyn Pmem>> {
         emulate: options.pmem_emulate,
         read_only: options.read_only,
     };
-    let mut opened = PmemFile::open(&found.path, memory);
-    for _ in 0..LOCK_TRIES {
-        if !opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Locked) {
-            break;
-        }
-        esker_trt::sleep(LOCK_REST);
-        opened = PmemFile::open(&found.path, memory);
-    }
-    let opened = opened.map_err(|error| match error.kind() {
-        ErrorKind::NoSpace => {
-            let wanted = format_size_bytes(options.size_bytes);
-            error.context(format!("a new store takes {wanted}; a smaller size may fit"))
-        }
-        _ => error,
-    })?;
-    Ok(Arc::new(opened))
+    Ok(Arc::new(open_of_size(options, || PmemFile::open(&found.path, memory))?))
 }
 
 /// Opens several devices as one.
@@ -148,12 +133,9 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
         Some(shape) => Ok(shape),
         None => planned(size_bytes, options),
     };
-    let mut set = NewSet {
-        lead_size_bytes: 0,
-        unit_size_bytes: 1,
-        set_id: identity(options)?,
-        replace: options.format,
-    };
+    let mut set =
+        NewSet { lead_size_bytes: 0, unit_size_bytes: 1, set_id: [0; 16], replace: options.format };
+    Rng::seeded(options.testing.seed)?.fill(&mut set.set_id);
     if missing.is_some() {
         (set.lead_size_bytes, set.unit_size_bytes) = shape_for(options.size_bytes)?;
     }
@@ -211,18 +193,6 @@ fn planned(size_bytes: u64, options: &Options) -> Result<Shape> {
     plan(geometry, options.testing.segment_size_bytes)
 }
 
-/// Identity of a set that may be made.
-fn identity(options: &Options) -> Result<[u8; 16]> {
-    match options.testing.seed {
-        Some(seed) => {
-            let mut id = [0; 16];
-            Rng::from_seed(seed).fill(&mut id);
-            Ok(id)
-        }
-        None => rng::secret(),
-    }
-}
-
 /// Opens a file, which is created with `size_bytes` if there is none, or a raw device, of the store of `options`.
 fn open_file(found: &Located, size_bytes: u64, options: &Options) -> Result<FileDevice> {
     let resize = is_made_anew(found, DATA_FILE, options);
@@ -236,17 +206,23 @@ fn open_file(found: &Located, size_bytes: u64, options: &Options) -> Result<File
         punch_holes: true,
         ..OpenOptions::default()
     };
-    let open = || {
-        FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
-            ErrorKind::NoSpace => {
-                let wanted = format_size_bytes(options.size_bytes);
-                error.context(format!("a new store takes {wanted}; a smaller size may fit"))
-            }
-            _ => error,
-        })
-    };
-    // The requests of a process that was killed hold its lock until the kernel is done with them,
-    // which may be after the process is gone.
+    open_of_size(options, || FileDevice::open(&found.path, device_options))
+}
+
+/// Opens something patiently that may be made with the size of `options`, and tells if there is no room for that.
+fn open_of_size<T>(options: &Options, open: impl Fn() -> Result<T>) -> Result<T> {
+    patiently(open).map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => {
+            let wanted = format_size_bytes(options.size_bytes);
+            error.context(format!("a new store takes {wanted}; a smaller size may fit"))
+        }
+        _ => error,
+    })
+}
+
+/// Opens a file, again and again while another process has it: the requests of one that was killed hold its lock until the
+/// kernel is done with them, which may be after the process is gone, and one file longer than another.
+pub(crate) fn patiently<T>(open: impl Fn() -> Result<T>) -> Result<T> {
     for _ in 0..LOCK_TRIES {
         match open() {
             Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),

@@ -28,7 +28,7 @@ pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
 pub use esker_media as media;
 pub use esker_trt as trt;
-pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};
+pub use options::{DEFAULT_PERIOD, Durability, EngineKind, FlexOptions, Options, Progress};
 pub use store::{Direction, Iter, Met, Range, Snapshot, Stats, Store, behind_prefix};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 
@@ -40,12 +40,13 @@ pub mod flat_batching {
     };
 }
 
-/// For the tests of the project: the sites of each engine.
+/// For the tests of the project: the sites of each engine, and those that all share.
 #[doc(hidden)]
 pub mod sites {
     pub use crate::engine::depot::sites as depot;
     pub use crate::engine::flat::sites as flat;
     pub use crate::engine::flex::sites as flex_db;
+    pub use crate::engine::sites as backup;
     pub use crate::flex::sites as flex;
     pub use esker_media::striped::sites as striped;
 }

@@ -122,6 +122,22 @@ pub enum Condition {
     VersionIs(Version),
 }
 
+impl Condition {
+    /// Why it does not hold, if it does not, of a key with a value of this version, or with none: what has expired is none.
+    pub(crate) fn refused(self, live: Option<Version>) -> Option<Outcome> {
+        match (self, live) {
+            (Condition::Always, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => {
+                None
+            }
+            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
+            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
+            (Condition::VersionIs(wanted), Some(live)) => {
+                (live != wanted).then_some(Outcome::VersionDiffers)
+            }
+        }
+    }
+}
+
 /// How a value is put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {

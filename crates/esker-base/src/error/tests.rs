@@ -20,7 +20,6 @@ fn display_names_operation_kind_place_and_cause() {
 fn full_disk_has_its_own_kind() {
     let error = Error::io("write device", std::io::Error::from_raw_os_error(28));
     assert_eq!(error.kind(), ErrorKind::NoSpace);
-    assert!(error.is_retryable());
 }
 
 #[test]

@@ -28,3 +28,10 @@ fn below_stays_below_and_reaches_everything() {
 fn two_secrets_differ() {
     assert_ne!(secret::<16>().unwrap(), secret::<16>().unwrap());
 }
+
+#[test]
+fn without_a_seed_generators_differ() {
+    let first = |seed| Rng::seeded(seed).unwrap().next_u64();
+    assert_eq!(first(Some(42)), Rng::from_seed(42).next_u64());
+    assert_ne!(first(None), first(None));
+}

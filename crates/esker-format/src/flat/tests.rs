@@ -114,12 +114,12 @@ fn entry(rng: &mut Rng, bytes: &mut Vec<u8>) {
     let stamp = match rng.below(3) {
         0 => Stamp::Place,
         1 => Stamp::Delta(77),
-        _ => Stamp::Whole(rng.next_u64() >> 1),
+        _ => Stamp::Whole(rng.next_u64() >> 2),
     };
     let written = EncodeEntry { key, action, attributes };
     let start = bytes.len();
     written.encode(stamp, bytes);
-    let (base, ordinal) = (rng.next_u64() >> 1, rng.below(64));
+    let (base, ordinal) = (rng.next_u64() >> 2, rng.below(64));
     bind_entry(&mut bytes[start..], base, ordinal);
     let found = Entry::decode(&bytes[start..]).unwrap();
     let version = stamp.version(base, ordinal);

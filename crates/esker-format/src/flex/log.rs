@@ -1,6 +1,9 @@
 //! The logical log: groups of records that become durable together (FlexSpace §4.2).
+//!
+//! Most records go on where the one before them ends, and their bytes stand behind that one's: they take six bytes or so.
 
-use super::bound;
+use super::{HOLE, bound};
+use crate::flex_db::varint;
 use crate::{Flaw, bounded};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -8,8 +11,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const MAGIC: [u8; 4] = *b"ESKG";
 /// Size of a group's header in bytes.
 pub const GROUP_HEADER_SIZE: usize = 48;
-/// Size of a record in bytes.
-pub const RECORD_SIZE: usize = 24;
+/// Least size of a record in bytes: what it says of its place and its address may be told by the one before it.
+const RECORD_SIZE_MIN: u32 = 2;
+/// Bits of a record's first byte: its kind; whether its offset is where the record before it ends, and its address where that one's does; and
+/// whether, if so, it has [`MARK`].
+const KIND: u8 = 0x07;
+const GOES_ON: u8 = 0x08;
+const FOLLOWS: u8 = 0x10;
+const MARKED: u8 = 0x20;
+/// The bit of an address that is no part of it.
+const MARK: u64 = 1 << 47;
+/// Bytes of an address.
+const ADDRESS_SIZE: usize = 6;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -25,18 +38,7 @@ pub(crate) struct RawGroup {
     pub(crate) reserved: U32,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(crate) struct RawRecord {
-    pub(crate) offset: U64,
-    pub(crate) address: [u8; 6],
-    pub(crate) kind: u8,
-    pub(crate) reserved: u8,
-    pub(crate) length: U64,
-}
-
 const _: () = assert!(size_of::<RawGroup>() == GROUP_HEADER_SIZE);
-const _: () = assert!(size_of::<RawRecord>() == RECORD_SIZE);
 
 /// One change of the address space, or of the segments below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,35 +77,168 @@ pub enum Record {
     },
 }
 
+/// Where the record before one ends: most go on from there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Before {
+    offset: u64,
+    address: u64,
+}
+
+impl Before {
+    /// Behind another record.
+    fn follow(&mut self, record: Record) {
+        match record {
+            Record::Insert { offset, length, address }
+            | Record::Map { offset, length, address } => {
+                self.offset = offset.saturating_add(length);
+                self.address = (address & !MARK).saturating_add(length);
+            }
+            Record::Collapse { offset, .. } => self.offset = offset,
+            Record::Take { .. } => {}
+        }
+    }
+}
+
 impl Record {
-    fn raw(self) -> RawRecord {
+    /// Appends the record, which stands behind `before`.
+    fn put(self, before: Before, to: &mut Vec<u8>) {
         let (kind, offset, length, address) = match self {
-            Record::Insert { offset, length, address } => (1, offset, length, address),
-            Record::Map { offset, length, address } => (2, offset, length, address),
-            Record::Collapse { offset, length } => (3, offset, length, 0),
-            Record::Take { segment, salt } => (4, segment, salt, 0),
+            Record::Insert { offset, length, address } => (1, offset, length, Some(address)),
+            Record::Map { offset, length, address } => (2, offset, length, Some(address)),
+            Record::Collapse { offset, length } => (3, offset, length, None),
+            Record::Take { segment, salt } => {
+                to.push(4);
+                varint::put(to, segment);
+                return to.extend_from_slice(&salt.to_le_bytes());
+            }
         };
-        let [a, b, c, d, e, f, ..] = address.to_le_bytes();
-        RawRecord {
-            offset: offset.into(),
-            address: [a, b, c, d, e, f],
-            kind,
-            reserved: 0,
-            length: length.into(),
+        let goes_on = offset == before.offset;
+        let follows = address.is_some_and(|address| address & !MARK == before.address);
+        let marked = follows && address.is_some_and(|address| address & MARK != 0);
+        let flag = |is_set, bit| if is_set { bit } else { 0 };
+        to.push(kind | flag(goes_on, GOES_ON) | flag(follows, FOLLOWS) | flag(marked, MARKED));
+        if !goes_on {
+            varint::put(to, folded(offset, before.offset));
+        }
+        varint::put(to, length);
+        if let Some(address) = address.filter(|_| !follows) {
+            to.extend(address.to_le_bytes().into_iter().take(ADDRESS_SIZE));
         }
     }
 
-    fn of(raw: &RawRecord) -> Result<Self, Flaw> {
-        let [a, b, c, d, e, f] = raw.address;
-        let address = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
-        let (offset, length) = (raw.offset.get(), raw.length.get());
-        match raw.kind {
-            1 => Ok(Record::Insert { offset, length, address }),
-            2 => Ok(Record::Map { offset, length, address }),
-            3 => Ok(Record::Collapse { offset, length }),
-            4 => Ok(Record::Take { segment: offset, salt: length }),
-            _ => Err(Flaw::Field("kind")),
+    /// Takes a record off the front that stands behind `before`.
+    fn take(rest: &mut &[u8], before: Before) -> Result<Self, Flaw> {
+        let (first, behind) = rest.split_first().ok_or(Flaw::TooShort)?;
+        *rest = behind;
+        let kind = first & KIND;
+        if kind == 4 && *first == kind {
+            let segment = varint::take(rest).ok_or(Flaw::Field("segment"))?;
+            let (salt, behind) = rest.split_first_chunk().ok_or(Flaw::TooShort)?;
+            *rest = behind;
+            return Ok(Record::Take { segment, salt: u64::from_le_bytes(*salt) });
         }
+        let flags = first & !KIND;
+        let allowed = match kind {
+            1 | 2 if flags & FOLLOWS != 0 => GOES_ON | FOLLOWS | MARKED,
+            1..=3 => GOES_ON,
+            _ => return Err(Flaw::Field("kind")),
+        };
+        if flags & !allowed != 0 {
+            return Err(Flaw::Field("kind"));
+        }
+        let offset = match flags & GOES_ON {
+            0 => unfolded(varint::take(rest).ok_or(Flaw::Field("offset"))?, before.offset),
+            _ => before.offset,
+        };
+        let length = varint::take(rest).ok_or(Flaw::Field("length"))?;
+        if kind == 3 {
+            return Ok(Record::Collapse { offset, length });
+        }
+        let address = if flags & FOLLOWS != 0 {
+            before.address | if flags & MARKED != 0 { MARK } else { 0 }
+        } else {
+            let ([a, b, c, d, e, f], behind) =
+                rest.split_first_chunk::<ADDRESS_SIZE>().ok_or(Flaw::TooShort)?;
+            *rest = behind;
+            u64::from_le_bytes([*a, *b, *c, *d, *e, *f, 0, 0])
+        };
+        if address > HOLE {
+            return Err(Flaw::Field("address"));
+        }
+        Ok(match kind {
+            1 => Record::Insert { offset, length, address },
+            _ => Record::Map { offset, length, address },
+        })
+    }
+}
+
+/// The way from an offset to another one, forward or back, as a number that is small if it is short.
+fn folded(to: u64, from: u64) -> u64 {
+    let way = to.wrapping_sub(from).cast_signed();
+    ((way << 1) ^ (way >> 63)).cast_unsigned()
+}
+
+/// The inverse of [`folded`].
+fn unfolded(way: u64, from: u64) -> u64 {
+    from.wrapping_add((way >> 1) ^ (way & 1).wrapping_neg())
+}
+
+/// Records of a group, one behind the other, as they stand in it.
+#[derive(Debug, Default)]
+pub struct Packed {
+    bytes: Vec<u8>,
+    count: u32,
+    before: Before,
+}
+
+impl Packed {
+    /// Adds a record.
+    pub fn push(&mut self, record: Record) {
+        record.put(self.before, &mut self.bytes);
+        self.before.follow(record);
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// Number of records.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Takes all out.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        (self.count, self.before) = (0, Before::default());
+    }
+
+    /// Size in bytes of a group of these records.
+    #[must_use]
+    pub fn group_size(&self, log_block_size_bytes: u32) -> usize {
+        (GROUP_HEADER_SIZE + self.bytes.len())
+            .next_multiple_of(log_block_size_bytes.max(1) as usize)
+    }
+
+    /// The records in these bytes.
+    fn unpack(mut bytes: &[u8], count: u32) -> Result<Vec<Record>, Flaw> {
+        let mut before = Before::default();
+        let each = (0..count).map(|_| {
+            let record = Record::take(&mut bytes, before)?;
+            before.follow(record);
+            Ok(record)
+        });
+        each.collect()
+    }
+}
+
+impl Extend<Record> for Packed {
+    fn extend<I: IntoIterator<Item = Record>>(&mut self, records: I) {
+        records.into_iter().for_each(|record| self.push(record));
     }
 }
 
@@ -125,18 +260,11 @@ pub struct Group {
 }
 
 impl Group {
-    /// Size in bytes of a group of so many records.
-    #[must_use]
-    pub fn size(record_count: usize, log_block_size_bytes: u32) -> usize {
-        (GROUP_HEADER_SIZE + record_count * RECORD_SIZE)
-            .next_multiple_of(log_block_size_bytes.max(1) as usize)
-    }
-
-    /// Writes a group of `records` into `bytes`, which is as long as [`Group::size`] says, and returns its
+    /// Writes a group of `records` into `bytes`, which is as long as [`Packed::group_size`] says, and returns its
     /// checksum. Size and count are set here.
-    pub fn encode(mut self, bytes: &mut [u8], space_id: &[u8; 16], records: &[Record]) -> u32 {
+    pub fn encode(mut self, bytes: &mut [u8], space_id: &[u8; 16], records: &Packed) -> u32 {
         self.total_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        self.record_count = u32::try_from(records.len()).unwrap_or(u32::MAX);
+        self.record_count = records.count;
         bytes.fill(0);
         let mut raw = RawGroup {
             magic: MAGIC,
@@ -151,9 +279,7 @@ impl Group {
         };
         let Some((head, body)) = bytes.split_at_mut_checked(GROUP_HEADER_SIZE) else { return 0 };
         head.copy_from_slice(raw.as_bytes());
-        for (record, place) in records.iter().zip(body.chunks_exact_mut(RECORD_SIZE)) {
-            place.copy_from_slice(record.raw().as_bytes());
-        }
+        body.iter_mut().zip(&records.bytes).for_each(|(to, from)| *to = *from);
         let checksum = bound(space_id, bytes);
         raw.checksum = checksum.into();
         bytes.iter_mut().zip(raw.as_bytes()).for_each(|(to, from)| *to = *from);
@@ -181,7 +307,7 @@ impl Group {
         if group.position != position {
             return Err(Flaw::Foreign);
         }
-        let records = u64::from(group.record_count) * RECORD_SIZE as u64;
+        let records = u64::from(group.record_count) * u64::from(RECORD_SIZE_MIN);
         let total = u64::from(group.total_bytes);
         if records + GROUP_HEADER_SIZE as u64 > total || !total.is_multiple_of(512) {
             return Err(Flaw::Field("total_bytes"));
@@ -207,10 +333,7 @@ impl Group {
             return Err(Flaw::Checksum);
         }
         let body = whole.get(GROUP_HEADER_SIZE..).ok_or(Flaw::TooShort)?;
-        let count = group.record_count as usize;
-        let (records, _) = <[RawRecord]>::ref_from_prefix_with_elems(body, count)
-            .map_err(|_| Flaw::Field("record_count"))?;
-        let records = records.iter().map(Record::of).collect::<Result<_, _>>()?;
+        let records = Packed::unpack(body, group.record_count)?;
         Ok((group, raw.checksum.get(), records))
     }
 }

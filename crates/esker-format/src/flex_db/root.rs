@@ -104,9 +104,10 @@ impl Root {
             last_version: bounded("last_version", raw.last_version.get())?,
             unfinished: match raw.unfinished.get() {
                 0 => Unfinished::No,
+                1 => Unfinished::Restore,
                 2 => Unfinished::Repair,
                 3 => Unfinished::RepairOfAll,
-                _ => Unfinished::Restore,
+                _ => return Err(Flaw::Field("unfinished")),
             },
             capacity_bytes: raw.capacity_bytes.get(),
         })

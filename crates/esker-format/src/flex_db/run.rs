@@ -116,6 +116,9 @@ pub(super) fn take_content<'a>(
 /// Bytes of a run before its varints: checksum and kind.
 const HEAD_SIZE: usize = 5;
 
+/// Fewest bytes of a pair of a run: its three varints.
+const PAIR_SIZE_MIN: u64 = 3;
+
 /// Kinds of runs on media; 3 is the head of a large value.
 const BASE: u8 = 1;
 const APPENDED: u8 = 2;
@@ -175,9 +178,17 @@ pub fn write<'p>(
         (true, true) => BASE_WITH_STEM,
         (false, true) => APPENDED_WITH_STEM,
     };
-    let mut head = vec![0, 0, 0, 0, kind];
-    varint::put(&mut head, (body.len() + to.len() - start) as u64);
-    to.splice(start..start, head.into_iter().chain(body));
+    let pairs_end = to.len();
+    let mut head = Vec::with_capacity(16 + body.len());
+    head.extend([0, 0, 0, 0, kind]);
+    varint::put(&mut head, (body.len() + pairs_end - start) as u64);
+    head.append(&mut body);
+    // In front of the pairs, as a whole.
+    to.resize(pairs_end + head.len(), 0);
+    to.copy_within(start..pairs_end, start + head.len());
+    if let Some(place) = to.get_mut(start..start + head.len()) {
+        place.copy_from_slice(&head);
+    }
     let checksum = crc32c(to.get(start + 4..).unwrap_or_default());
     if let Some(place) = to.get_mut(start..start + 4) {
         place.copy_from_slice(&checksum.to_le_bytes());
@@ -262,7 +273,9 @@ impl RunWriter {
 
     /// Appends the run to `to`: a base run if it gets an anchor.
     pub fn finish(&self, anchor: Option<&[u8]>, to: &mut Vec<u8>) {
-        write(anchor, self.first_version, self.pairs(), to);
+        // The least of its own takes fewest bytes for all others.
+        let least = self.pairs().map(|pair| pair.version).min();
+        write(anchor, least.unwrap_or(self.first_version), self.pairs(), to);
     }
 }
 
@@ -304,10 +317,10 @@ impl<'a> Run<'a> {
         let size = whole.len() - rest.len();
         let (checksum, checked) =
             whole.get(..size).and_then(|run| run.split_first_chunk::<4>()).ok_or(Flaw::TooShort)?;
-        if crc32c(checked) != u32::from_le_bytes(*checksum) && !sound() {
+        if !sound() && crc32c(checked) != u32::from_le_bytes(*checksum) {
             return Err(Flaw::Checksum);
         }
-        let run = Run::head(checked.first().copied(), body)?;
+        let run = Run::head(checked.first().copied(), body, body_size)?;
         *bytes = rest;
         Ok(run)
     }
@@ -329,8 +342,9 @@ impl<'a> Run<'a> {
     #[must_use]
     pub fn peek(bytes: &'a [u8]) -> Option<Self> {
         let mut rest = bytes.get(HEAD_SIZE..)?;
-        let body_size = usize::try_from(varint::take(&mut rest)?).ok()?;
-        Run::head(bytes.get(4).copied(), rest.get(..body_size.min(rest.len()))?).ok()
+        let body_size = varint::take(&mut rest)?;
+        let here = usize::try_from(body_size).ok()?.min(rest.len());
+        Run::head(bytes.get(4).copied(), rest.get(..here)?, body_size).ok()
     }
 
     /// Kind and anchor from the beginning of an interval, of which only `bytes` were read: nothing is verified.
@@ -357,7 +371,8 @@ impl<'a> Run<'a> {
         Ok(split(&mut rest, length))
     }
 
-    fn head(kind: Option<u8>, body: &'a [u8]) -> Result<Self, Flaw> {
+    /// `body` may be the beginning only of so many bytes.
+    fn head(kind: Option<u8>, body: &'a [u8], body_size: u64) -> Result<Self, Flaw> {
         let mut rest = body;
         let count = varint::take(&mut rest).ok_or(Flaw::Field("count"))?;
         let first_version = varint::take(&mut rest).ok_or(Flaw::Field("version"))?;
@@ -377,6 +392,11 @@ impl<'a> Run<'a> {
         let stem = usize::try_from(stem).ok().and_then(|stem| begins.get(..stem));
         let common = Common { stem: stem.ok_or(Flaw::Field("stem"))?, first_version };
         let anchor = if kind == RunKind::Base { begins } else { &[] };
+        // Each takes some bytes, and sums of counts have no end to fear.
+        let room = body_size.saturating_sub((body.len() - rest.len()) as u64);
+        if count > room / PAIR_SIZE_MIN {
+            return Err(Flaw::Field("count"));
+        }
         Ok(Run { kind, anchor, count, common, pairs: rest, from_stem })
     }
 

@@ -10,6 +10,7 @@ use super::wal::RawBatch;
 use super::*;
 use crate::tests::table;
 use crate::{Flaw, NUMBER_END};
+use esker_base::checksum::crc32c;
 use esker_base::rng::Rng;
 
 fn never() -> bool {
@@ -411,4 +412,11 @@ fn a_root_comes_back_and_others_are_refused() {
     let mut newer = bytes;
     newer[8] = 9;
     assert_eq!(Root::decode(&newer, never), Err(Flaw::Version(9)));
+    // What another build did to it and did not end, nobody knows.
+    let mut unknown = bytes;
+    unknown[48] = 7;
+    unknown[12..16].fill(0);
+    let checksum = crc32c(&unknown);
+    unknown[12..16].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(Root::decode(&unknown, never), Err(Flaw::Field("unfinished")));
 }

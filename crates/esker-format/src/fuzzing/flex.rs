@@ -2,7 +2,7 @@
 
 use super::{STORE_ID, choose, word};
 use crate::flex::{
-    Branch, GROUP_HEADER_SIZE, Group, Header, Map, Node, Record, SegmentState, SpaceShape,
+    Branch, GROUP_HEADER_SIZE, Group, Header, Map, Node, Packed, Record, SegmentState, SpaceShape,
     StoredAt, block_is_sound, seal_block,
 };
 
@@ -44,7 +44,9 @@ fn group(bytes: &[u8]) {
     assert_eq!(peeked, Ok(group));
     assert!(GROUP_HEADER_SIZE + records.len() <= bytes.len());
     let mut again = vec![0; group.total_bytes as usize];
-    let sealed = group.encode(&mut again, &STORE_ID.0, &records);
+    let mut packed = Packed::default();
+    packed.extend(records.iter().copied());
+    let sealed = group.encode(&mut again, &STORE_ID.0, &packed);
     let decoded = Group::decode(&again, &STORE_ID.0, POSITION, unsound);
     assert_eq!(decoded, Ok((group, sealed, records)));
 }
@@ -113,8 +115,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
         record_count: 0,
         previous_checksum: 0x1111_2222,
     };
-    let mut of_log = vec![0; Group::size(records.len(), 512)];
-    group.encode(&mut of_log, id, &records);
+    let mut packed = Packed::default();
+    packed.extend(records);
+    let mut of_log = vec![0; packed.group_size(512)];
+    group.encode(&mut of_log, id, &packed);
     let map = Map {
         segments: vec![SegmentState { salt: 77, valid_bytes: 4000 }; 2],
         slots: vec![0xFF, 0x01],

@@ -148,7 +148,7 @@ fn entries_that_spent_their_tags_stay_reachable_and_are_few() {
                 assert!(directory.replace(hash, held, link(1_000_000 + n as u64)));
                 model.insert(hash, link(1_000_000 + n as u64));
             }
-            _ => assert!(directory.refresh(hash, held)),
+            _ => assert!(directory.replace(hash, held, held)),
         }
     }
     check_contents(&directory, &model);
@@ -170,7 +170,7 @@ fn false_candidates_stay_rare_however_often_tables_doubled() {
     // About one in 1024 for each of a dozen doublings, at 0.9 to 1.4 entries for each home.
     let grown = absent(&mut rng);
     assert!(grown < 1700, "{grown} of 100000 lookups of absent keys");
-    kept.iter().for_each(|(hash, link)| assert!(directory.refresh(*hash, *link)));
+    kept.iter().for_each(|(hash, link)| assert!(directory.replace(*hash, *link, *link)));
     let fresh = absent(&mut rng);
     // What is left: those whose tag was spent before, which stay where walks expect them.
     assert!(fresh < 500 && 2 * fresh < grown, "{fresh} of 100000 with all tags renewed");

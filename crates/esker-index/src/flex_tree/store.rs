@@ -95,8 +95,8 @@ impl FlexTree {
     /// Takes a node that was read. Says nothing if it is no longer needed.
     ///
     /// # Errors
-    /// What about the node does not fit: too many or too few entries, out of order, or not the range that
-    /// the node above says.
+    /// What about the node does not fit: too many or too few entries, out of order, not the range that
+    /// the node above says, or a second node above it or its children. A few nodes that share others would be a tree without an end.
     pub fn install(&mut self, missing: &Missing, content: NodeContent) -> Result<(), &'static str> {
         let Some(id) = self.absent_child(missing) else { return Ok(()) };
         let loaded = match (content, missing.level) {
@@ -108,6 +108,7 @@ impl FlexTree {
             }
             (NodeContent::Inner(branches), 1..) => {
                 let inner = self.inner_of(&branches, missing)?;
+                self.read.insert(missing.stored.slot);
                 self.clean += 1;
                 self.inners.add(inner)
             }
@@ -173,6 +174,13 @@ impl FlexTree {
         let pivots = branches.iter().skip(1).map(|branch| branch.pivot);
         if !pivots.clone().is_sorted() || branches.iter().any(|branch| branch.child.slot == 0) {
             return Err("pivots are out of order");
+        }
+        // Leaves may come again, below another node: no more often than there are nodes.
+        let mut slots: Vec<u64> = branches.iter().map(|branch| branch.child.slot).collect();
+        slots.sort_unstable();
+        let is_twice = slots.windows(2).any(|pair| pair.first() == pair.last());
+        if is_twice || self.read.contains(&missing.stored.slot) {
+            return Err("a node has two above it");
         }
         let (place, base) = self.place_and_base(missing)?;
         let is_inside = |pivot: i64| {

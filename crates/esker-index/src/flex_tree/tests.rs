@@ -768,3 +768,52 @@ fn an_inner_node_beyond_the_pivots_above_it_is_refused() {
     }
     assert!(refused > 3, "{refused}");
 }
+
+/// Nodes of which each one's children come several times in the tree, as said: a few that make up a tree of more than any medium has.
+fn shared(children: &[u64], width: u64) -> (Root, HashMap<u64, NodeContent>) {
+    const HEIGHT: u8 = 8;
+    let slot = |level: u8, number: u64| 1 + u64::from(level) * 10 + number;
+    let (mut nodes, mut size) = (HashMap::new(), 60);
+    for number in 0..width {
+        let extents = (0..60).map(|offset| (offset, 1, 1000 * number + 2 * offset)).collect();
+        nodes.insert(slot(0, number), NodeContent::Leaf(extents));
+    }
+    for level in 1..=HEIGHT {
+        let branch = |(at, number): (i64, &u64)| {
+            let child = Stored { slot: slot(level - 1, *number), checksum: 7 };
+            BranchContent { pivot: at * size, shift: at * size, child }
+        };
+        let branches: Vec<BranchContent> = (0..).zip(children).map(branch).collect();
+        for number in 0..width {
+            nodes.insert(slot(level, number), NodeContent::Inner(branches.clone()));
+        }
+        size *= i64::try_from(children.len()).unwrap();
+    }
+    let root = Root {
+        stored: Stored { slot: slot(HEIGHT, 0), checksum: 7 },
+        height: HEIGHT,
+        size_bytes: size.unsigned_abs(),
+        extent_count: size.unsigned_abs(),
+        shift: 0,
+    };
+    (root, nodes)
+}
+
+#[test]
+fn a_node_below_two_others_is_refused_before_few_of_them_are_a_tree_without_an_end() {
+    // All children of a node are one; nodes share their children with those beside them.
+    for (children, width) in [(&[0; 31][..], 1), (&[0, 1], 2), (&[2, 0, 1], 3)] {
+        let (root, nodes) = shared(children, width);
+        let mut tree = FlexTree::stored(Shape::default(), root);
+        let mut reads = 0;
+        let refused = loop {
+            let Some((missing, _)) = tree.missing(0, root.size_bytes) else { break None };
+            reads += 1;
+            assert!(reads < 100, "{width}: {reads} nodes were read, and there are {}", nodes.len());
+            if let Err(words) = tree.install(&missing, nodes[&missing.stored.slot].clone()) {
+                break Some(words);
+            }
+        };
+        assert_eq!(refused, Some("a node has two above it"), "{width}");
+    }
+}

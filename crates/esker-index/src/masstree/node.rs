@@ -437,8 +437,9 @@ impl Node {
         for (place, key) in self.slices.0.iter().enumerate() {
             below |= u32::from(key.load(Ordering::Relaxed) <= slice) << place;
         }
-        let place = (below & ((1 << keys) - 1)).count_ones();
-        self.slots.0.get(usize::try_from(place).unwrap_or(0))?.node(guard)
+        // They ascend: as many are below as stand before the first that is not.
+        let place = usize::try_from(below.trailing_ones()).unwrap_or(0).min(keys);
+        self.slots.0.get(place)?.node(guard)
     }
 
     /// The child of an interior node that has this slice, and those behind it on the way up or down.

@@ -289,16 +289,15 @@ fn share_of(
             let before = esker.store.stats().device;
             let seed = round as u64 * 2 + u64::from(clients > 1);
             let run = load::run(runtime, esker.address, load, seed)?;
-            let after = esker.store.stats().device;
-            let prepared = after.prepare_bytes - before.prepare_bytes;
-            let written = after.write_bytes - before.write_bytes - prepared;
+            let device = esker.store.stats().device - before;
+            let written = device.write_bytes - device.prepare_bytes;
             println!(
                 "{clients:>8} {:>12.0} {:>9} {:>9} {:>20.3} {:>13.1}",
                 run.per_second,
                 run.times.value_at_quantile(0.5),
                 run.times.value_at_quantile(0.99),
                 written as f64 / run.user_bytes as f64,
-                run.requests as f64 / (after.writes - before.writes).max(1) as f64
+                run.requests as f64 / device.writes.max(1) as f64
             );
             *rate = run.per_second;
         }

@@ -153,19 +153,6 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// The next message if there is one.
-    #[must_use]
-    pub fn try_receive(&self) -> Option<T> {
-        let mut state = self.0.0.lock();
-        let message = state.queue.pop_front()?;
-        let sender = state.waiting_senders.pop_front();
-        drop(state);
-        if let Some(sender) = sender {
-            sender.wake();
-        }
-        Some(message)
-    }
-
     /// Messages in the queue.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -3,7 +3,7 @@
 //! Tasks, and threads that wait for a limited time, leave a waker. Other threads sleep on the state itself, and one
 //! system call wakes them all: of a batch with many writers, waking them is most of the work.
 
-use crate::task::{cancelled_error, in_task, is_cancelled};
+use crate::task::in_task;
 use crate::wake::{self, Waker};
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex as Lock;
@@ -63,22 +63,6 @@ impl Gate {
                 wake::park("gate");
             }
         }
-    }
-
-    /// Waits until the gate is open or the run-time shuts down.
-    ///
-    /// # Errors
-    /// `Cancelled`.
-    pub fn wait_cancellable(&self) -> Result<()> {
-        let Some(waiter) = self.enlist() else { return Ok(()) };
-        while !self.is_open() {
-            if is_cancelled() {
-                self.leave(&waiter);
-                return Err(cancelled_error("wait for gate"));
-            }
-            wake::park("gate");
-        }
-        Ok(())
     }
 
     /// Waits until the gate is open, at most for `limit`.

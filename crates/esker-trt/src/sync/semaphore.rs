@@ -1,8 +1,6 @@
 //! A counted number of permits, handed out in the order of asking.
 
-use crate::task::{cancelled_error, is_cancelled};
 use crate::wake::{self, Waker};
-use esker_base::Result;
 use parking_lot::Mutex as Lock;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,24 +48,6 @@ impl Semaphore {
         Permit { semaphore: self, count }
     }
 
-    /// Takes `count` permits; waits until they are free or the run-time shuts down.
-    ///
-    /// # Errors
-    /// `Cancelled`.
-    pub fn acquire_cancellable(&self, count: usize) -> Result<Permit<'_>> {
-        if let Some(waiter) = self.enlist(count) {
-            while !waiter.granted.load(Ordering::Acquire) {
-                if is_cancelled() && self.leave(&waiter) {
-                    return Err(cancelled_error("acquire permits"));
-                }
-                if !waiter.granted.load(Ordering::Acquire) {
-                    wake::park("semaphore");
-                }
-            }
-        }
-        Ok(Permit { semaphore: self, count })
-    }
-
     /// Takes `count` permits if they are free and nobody waits.
     #[must_use]
     pub fn try_acquire(&self, count: usize) -> Option<Permit<'_>> {
@@ -109,18 +89,6 @@ impl Semaphore {
         let waiter = Arc::new(Waiter { count, granted: AtomicBool::new(false), waker });
         state.waiters.push_back(Arc::clone(&waiter));
         Some(waiter)
-    }
-
-    /// Takes the waiter out of the line. False: it was granted in the meantime.
-    fn leave(&self, waiter: &Arc<Waiter>) -> bool {
-        let mut state = self.0.lock();
-        if waiter.granted.load(Ordering::Acquire) {
-            return false;
-        }
-        state.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
-        // Those behind a large request may fit now.
-        self.grant(state);
-        true
     }
 
     fn grant(&self, mut state: parking_lot::MutexGuard<'_, State>) {

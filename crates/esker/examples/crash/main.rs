@@ -99,7 +99,7 @@ impl Exploration for OfDepot {
     }
 
     fn sites() -> Vec<Site> {
-        [esker::sites::depot::ALL, esker::sites::striped::ALL].concat()
+        [esker::sites::depot::ALL, esker::sites::backup::ALL, esker::sites::striped::ALL].concat()
     }
 
     fn passed() -> Vec<Site> {

@@ -5,8 +5,9 @@ use super::scenarios::{Verdict, cut, each_state, memory, memory_of, open, put, w
 use super::subject::CHUNK_SIZE;
 use esker::options::Progress;
 use esker::{Store, restore_on_memory};
-use esker_media::sim::{Initial, SimArchive};
+use esker_media::sim::{Initial, SimArchive, SimPm};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Chunks of the small stores that are restored.
 const SMALL: u64 = 16 * CHUNK_SIZE;
@@ -16,6 +17,19 @@ type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 fn held(store: &Store) -> std::result::Result<Map, String> {
     let items = store.iter().map(|item| item.map(|(key, value)| (key, value.to_vec())));
     items.collect::<esker::Result<_>>().map_err(words)
+}
+
+/// Memory that had something else, to which a backup was restored.
+fn restore_to(archive: &SimArchive) -> std::result::Result<Arc<SimPm>, String> {
+    let target = memory_of(super::scenarios::SIZE, Initial::Ones);
+    let mut options = one_core();
+    options.format = true;
+    restore_on_memory(archive, &*target, &options).map_err(words)?;
+    Ok(target)
+}
+
+fn restored(archive: &SimArchive) -> std::result::Result<Map, String> {
+    held(&open(&restore_to(archive)?, &one_core())?)
 }
 
 /// Records are freed and their blocks used anew, and logs cleaned, before each chunk is copied.
@@ -44,12 +58,60 @@ pub(super) fn what_is_copied_is_not_overwritten() -> Verdict {
         Ok(_) => {}
         Err(error) => return Err(format!("backup: {error}")),
     }
-    let target = memory_of(super::scenarios::SIZE, Initial::Ones);
-    let mut options = one_core();
-    options.format = true;
-    restore_on_memory(&archive, &*target, &options).map_err(words)?;
-    if held(&open(&target, &one_core())?)? != old {
+    if restored(&archive)? != old {
         return Err("something was overwritten before it was copied".to_owned());
+    }
+    Ok(())
+}
+
+/// A changed store's second backup, which may stop anywhere: one of both is there.
+pub(super) fn a_backup_is_there_or_the_one_before() -> Verdict {
+    for call in 1.. {
+        let memory = memory(Initial::Zeros);
+        let store = open(&memory, &one_core())?;
+        let archive = SimArchive::new();
+        for number in 0..8_u8 {
+            put(&store, &format!("key{number}"), &[number; 400])?;
+        }
+        let old = held(&store)?;
+        store.backup_to(&archive, &Progress::default()).map_err(words)?;
+        for number in 0..6_u8 {
+            put(&store, &format!("key{number}"), &[number; 300])?;
+        }
+        let new = held(&store)?;
+        archive.fail_from(call);
+        let ended = store.backup_to(&archive, &Progress::default()).is_ok();
+        for seed in 0..12 {
+            let found = restored(&archive.crash(seed))
+                .map_err(|words| format!("call {call}, seed {seed}: {words}"))?;
+            if found != new && (ended || found != old) {
+                return Err(format!("call {call}, seed {seed}: neither backup is there"));
+            }
+        }
+        if ended {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A damaged file is refused, whichever it is, before anybody reads what was in it.
+pub(super) fn a_damaged_backup_is_refused() -> Verdict {
+    let memory = memory(Initial::Zeros);
+    let store = open(&memory, &one_core())?;
+    for number in 0..8_u8 {
+        put(&store, &format!("key{number}"), &[number; 400])?;
+    }
+    let archive = SimArchive::new();
+    store.backup_to(&archive, &Progress::default()).map_err(words)?;
+    for file in esker_media::Archive::list(&archive).map_err(words)? {
+        let damaged = archive.copy();
+        if !damaged.flip(&file, 300, 3) {
+            return Err(format!("{file} is shorter than it should be"));
+        }
+        if restore_to(&damaged).is_ok() {
+            return Err(format!("{file} is damaged, and was restored"));
+        }
     }
     Ok(())
 }

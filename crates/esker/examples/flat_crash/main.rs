@@ -71,7 +71,7 @@ impl Exploration for OfFlat {
     }
 
     fn sites() -> Vec<Site> {
-        esker::sites::flat::ALL.to_vec()
+        [esker::sites::flat::ALL, esker::sites::backup::ALL].concat()
     }
 
     fn passed() -> Vec<Site> {

@@ -17,7 +17,7 @@ pub(crate) const CHUNK_SIZE: u64 = 2048;
 const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
 
 /// Versions below which stores begin: the first, and where the halves of a version, its sign, and the last of its bytes change.
-const FIRST_VERSIONS: [u64; 4] = [0, (1 << 16) - 40, (1 << 32) - 40, (1 << 63) - 40];
+const FIRST_VERSIONS: [u64; 4] = [0, (1 << 16) - 40, (1 << 32) - 40, (1 << 61) - 40];
 
 /// A `flat` with an index, a hash of some bits, and chunks of some size.
 #[derive(Clone, Debug)]

@@ -13,7 +13,8 @@ type Told = std::result::Result<(), String>;
 pub(crate) fn all() -> Told {
     damage().map_err(|words| format!("damage: {words}"))?;
     reused_while_read().map_err(|words| format!("reuse while reading: {words}"))?;
-    lost_group().map_err(|words| format!("a lost group: {words}"))
+    lost_group().map_err(|words| format!("a lost group: {words}"))?;
+    restored_over_another().map_err(|words| format!("a space that is restored: {words}"))
 }
 
 fn words(error: esker::Error) -> String {
@@ -130,7 +131,7 @@ fn reused_while_read() -> Told {
 
 /// Operations whose records take a group of two blocks; the salt of the segment that they take is in the first one.
 fn work(space: &Space) -> Told {
-    (0..30_u8).try_for_each(|n| space.insert_range(0, &[n; 10])).map_err(words)?;
+    (0..200_u8).try_for_each(|n| space.insert_range(0, &[n; 10])).map_err(words)?;
     space.sync().map_err(words)
 }
 
@@ -141,6 +142,7 @@ fn lost_group() -> Told {
     let devices = fresh();
     let mut options = options(5);
     options.format = true;
+    options.testing.records_max = 400;
     let space = Space::open_on(files(&devices), &options).map_err(words)?;
     let before = images(&devices);
     work(&space)?;
@@ -169,6 +171,44 @@ fn lost_group() -> Told {
         Ok(found) => Err(format!("{} bytes came back", found.len())),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Power fails while a space is made for what is restored, where there was one: it is none until it has something, and says so.
+fn restored_over_another() -> Told {
+    let devices = fresh();
+    let mut options = options(4);
+    options.format = true;
+    let space = Space::open_on(files(&devices), &options).map_err(words)?;
+    work(&space)?;
+    space.checkpoint().map_err(words)?;
+    let before = content(&space).map_err(words)?;
+    drop(space);
+    let target = of_images(&images(&devices));
+    options.restoring = true;
+    options.testing.seed = Some(7);
+    let space = Space::open_on(files(&target), &options).map_err(words)?;
+    space.insert_range(0, &[7; 64]).map_err(words)?;
+    // To both places of a header.
+    space.checkpoint().and_then(|()| space.append(&[8])).map_err(words)?;
+    space.checkpoint().map_err(words)?;
+    let after = content(&space).map_err(words)?;
+    (options.format, options.restoring, options.testing.seed) = (false, false, Some(8));
+    let (traces, end) = (target.traces(), target.position());
+    for position in 0..=end {
+        for seed in 0..8 {
+            let survived = of_images(&SimDevices::cut(&traces, position, seed));
+            match Space::open_on(files(&survived), &options).and_then(|space| content(&space)) {
+                Ok(found) if found == before && position < end => {}
+                Ok(found) if found == after => {}
+                Err(error) if error.to_string().contains("restore again") && position < end => {}
+                Ok(found) => {
+                    return Err(format!("{} bytes after a cut at {position}", found.len()));
+                }
+                Err(error) => return Err(format!("after a cut at {position}: {error}")),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn of_images(images: &[Image]) -> SimDevices {

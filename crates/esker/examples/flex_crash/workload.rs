@@ -40,8 +40,8 @@ pub(crate) fn options(seed: u64) -> SpaceOptions {
         extent_size_bytes_max: 508,
         log_block_size_bytes: 512,
     };
-    // Groups commit by themselves, too.
-    options.testing.records_max = 40;
+    // Groups commit by themselves, too: of one block, or of several.
+    options.testing.records_max = if seed & 8 == 0 { 40 } else { 160 };
     if seed & 4 == 0 {
         // A checkpoint writes nodes before it has met all of them.
         options.testing.nodes_max = 3;

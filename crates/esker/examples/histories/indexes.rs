@@ -124,9 +124,9 @@ impl Index for Of<Directory> {
     }
 
     fn replace(&self, key: &Key, old: u64, new: u64) -> bool {
-        // Depot gives entries whole tags again, now and then.
+        // An entry that replaces itself gets a whole tag again.
         if new.is_multiple_of(7) {
-            self.0.refresh(key.hash, link(old));
+            self.0.replace(key.hash, link(old), link(old));
         }
         self.0.replace(key.hash, link(old), link(new))
     }

@@ -128,7 +128,7 @@ impl Shape {
                 options.testing.collect_bytes = Some(seed % 2 * u64::MAX);
                 options.batching_group = 1 + self.seed as usize % 2;
                 // Where versions become longer.
-                let first = [0, (1 << 16) - 40, (1 << 32) - 40, (1 << 63) - 40];
+                let first = [0, (1 << 16) - 40, (1 << 32) - 40, (1 << 61) - 40];
                 options.testing.first_version = first[self.seed as usize / 2 % 4];
             }
             Subject::Space | Subject::Flex => self.of_flex(&mut options, seed),

@@ -8,7 +8,9 @@ mod expiries;
 pub(crate) mod flat;
 pub(crate) mod flex;
 pub(crate) mod reading;
+pub mod sites;
 mod threads;
+mod wall;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;

@@ -102,7 +102,7 @@ impl Inner {
             }
             writer.held = false;
         }
-        let group_size = Group::size(writer.records.len(), self.shape.log_block_size_bytes) as u64;
+        let group_size = writer.records.group_size(self.shape.log_block_size_bytes) as u64;
         let log_end = writer.log.position + group_size;
         // Room first: without, nothing happened. A log that finds none begins anew; one that is full does not grow for its last group.
         let log = &*self.files.log;
@@ -161,7 +161,8 @@ impl Inner {
         if group_size.is_none() {
             // PERSIST: that there was this header, before anybody hears of what only it says.
             writer.records.clear();
-            self.write_group(writer, Group::size(0, self.shape.log_block_size_bytes) as u64)?;
+            let size = writer.records.group_size(self.shape.log_block_size_bytes) as u64;
+            self.write_group(writer, size)?;
             self.files.log.flush(sites::LOG_FLUSH)?;
         }
         Ok(())

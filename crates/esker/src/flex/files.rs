@@ -5,20 +5,17 @@
 //!   missing, or empty, where one that is made later has something, is lost and no longer to be made: that would be a space, or
 //!   a log, without what was acknowledged. So are headers, where files have something.
 
-use super::recover::find_header;
+use super::recover::{find_header, is_being_restored};
 use super::{SpaceOptions, sites};
+use crate::devices::patiently;
 use crate::engine::reading::to_read;
-use esker_base::{Error, ErrorKind, Result};
+use esker_base::{Error, Result};
 use esker_format::flex::header::SLOTS_OFFSET;
 use esker_media::folder::locate;
 use esker_media::{BlockDevice, BufferPool, Direct, FileDevice, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// How often, and after which rest, files that another process has open are tried again.
-const LOCK_TRIES: u32 = 100;
-const LOCK_REST: Duration = Duration::from_millis(20);
 /// Bytes of a file that are looked at before it is taken for blank.
 const REMAINS_BYTES: u64 = 1 << 20;
 /// First size of a new file in bytes.
@@ -52,7 +49,7 @@ impl SpaceFiles {
         let is_made = is_made(&*tree, options)?;
         let log = open_file(options, LOG_FILE, is_made)?;
         let data = open_file(options, DATA_FILE, is_made)?;
-        if !is_made && !options.format {
+        if !is_made && !options.format && !is_being_restored(&*tree)? {
             refuse_remains(&*tree, SLOTS_OFFSET)?;
             refuse_remains(&*log, 0)?;
             refuse_remains(&*data, 0)?;
@@ -64,10 +61,15 @@ impl SpaceFiles {
     pub(crate) fn is_made(&self, options: &SpaceOptions) -> Result<bool> {
         is_made(&*self.tree, options)
     }
+
+    /// Whether what is there is none, as its restore did not end.
+    pub(crate) fn is_being_restored(&self) -> Result<bool> {
+        is_being_restored(&*self.tree)
+    }
 }
 
 fn is_made(tree: &dyn BlockDevice, options: &SpaceOptions) -> Result<bool> {
-    Ok(!options.format && find_header(tree)?.is_some())
+    Ok(!options.format && find_header(tree, options)?.is_some())
 }
 
 /// Whether the folder has the file, with something in it.
@@ -127,13 +129,7 @@ fn open_file(options: &SpaceOptions, name: &str, was_there: bool) -> Result<Arc<
     Ok(to_read(open_device(&found.path, device_options)?, options.read_only))
 }
 
-/// Opens a file; waits for a process that was killed, of which requests may hold one file longer than another.
+/// Opens a file, patiently.
 pub(crate) fn open_device(path: &Path, options: OpenOptions) -> Result<Arc<dyn BlockDevice>> {
-    for _ in 0..LOCK_TRIES {
-        match FileDevice::open(path, options) {
-            Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),
-            opened => return Ok(Arc::new(opened?)),
-        }
-    }
-    Ok(Arc::new(FileDevice::open(path, options)?))
+    Ok(Arc::new(patiently(|| FileDevice::open(path, options))?))
 }

@@ -25,7 +25,7 @@ use super::recover::{find_header, read_map, segments_in, tree_shape};
 use super::slots::Slots;
 use super::state::Shared;
 use super::{Inner, Space, SpaceFiles, SpaceOptions, Writer, refuse_store, sites};
-use esker_base::rng::{self, Rng};
+use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::header::SLOTS_OFFSET;
 use esker_format::flex::{Group, Header, Map, Record, SegmentState, block_is_sound};
@@ -105,11 +105,8 @@ impl Space {
 
 impl Inner {
     fn open_mended(files: SpaceFiles, options: &SpaceOptions) -> Result<(Inner, SpaceRepair)> {
-        let rng = match options.testing.seed {
-            Some(seed) => Rng::from_seed(seed),
-            None => Rng::from_seed(u64::from_le_bytes(rng::secret()?)),
-        };
-        let header = find_header(&*files.tree)?.ok_or_else(|| {
+        let rng = Rng::seeded(options.testing.seed)?;
+        let header = find_header(&*files.tree, options)?.ok_or_else(|| {
             Error::invalid(OPERATION, "there is no FlexSpace here").device(files.tree.name())
         })?;
         let (map, has_map) = match read_map(&files, &header) {

@@ -70,7 +70,7 @@ use collect::Round;
 use commit::Log;
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex::{Record, SpaceShape, StoredAt};
+use esker_format::flex::{Packed, SpaceShape, StoredAt};
 use esker_media::{BufferPool, Counters};
 use esker_trt::sync::{Mutex, MutexGuard};
 use filled::Behind;
@@ -135,7 +135,7 @@ struct Writer {
     data_size_bytes_max: Option<u64>,
     log: Log,
     /// Done to the tree, in no group yet.
-    records: Vec<Record>,
+    records: Packed,
     /// Data that was written and not flushed.
     data_dirty: bool,
     /// Segments that nothing durable points at.

@@ -18,6 +18,10 @@ pub struct SpaceOptions {
     pub read_only: bool,
     /// Whether to make a new space in place of what is there. Everything there is lost. Default false.
     pub format: bool,
+    /// Whether the space is made for what is restored: until its first two checkpoints the place of a header says that this did not end, and any
+    /// other open refuses it. One that says so is none, and is made anew. Default false.
+    #[doc(hidden)]
+    pub restoring: bool,
     /// Most bytes of the data file; `None`: as much as the file system gives. Live bytes are limited to
     /// 30/32 of it, less some segments that the collector needs (FlexSpace §4.1). Default `None`.
     pub data_size_bytes_max: Option<u64>,
@@ -85,6 +89,7 @@ impl SpaceOptions {
             create: true,
             read_only: false,
             format: false,
+            restoring: false,
             data_size_bytes_max: None,
             fill_percent_min: 80,
             log_size_bytes_max: 32 * MIB,

@@ -18,12 +18,14 @@ use super::nodes::stored;
 use super::slots::Slots;
 use super::state::{OpenSegment, Shared, Unfit};
 use super::{Inner, SpaceFiles, SpaceOptions, Writer, sites};
-use esker_base::rng::{self, Rng};
+use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
+use esker_format::backup::{encode_restoring, is_restoring};
 use esker_format::flex::header::SLOTS_OFFSET;
 use esker_format::flex::{
-    Group, HEADER_OFFSETS, HEADER_SIZE, Header, Map, Record, SegmentState, SpaceShape, StoredAt,
+    Group, HEADER_OFFSETS, HEADER_SIZE, Header, Map, Packed, Record, SegmentState, SpaceShape,
+    StoredAt,
 };
 use esker_index::FlexTree;
 use esker_index::flex_tree::{Root, Shape};
@@ -43,11 +45,8 @@ const LOG_STEP: u64 = 256 << 10;
 
 impl Inner {
     pub(super) fn open(files: SpaceFiles, options: &SpaceOptions) -> Result<Inner> {
-        let mut rng = match options.testing.seed {
-            Some(seed) => Rng::from_seed(seed),
-            None => Rng::from_seed(u64::from_le_bytes(rng::secret()?)),
-        };
-        let header = if options.format { None } else { find_header(&*files.tree)? };
+        let mut rng = Rng::seeded(options.testing.seed)?;
+        let header = if options.format { None } else { find_header(&*files.tree, options)? };
         let header = match header {
             Some(header) => header,
             None if options.create || options.format => make(&files, options, &mut rng)?,
@@ -112,7 +111,7 @@ impl Inner {
             is_mended: false,
             data_size_bytes_max: options.data_size_bytes_max,
             log: Log { generation: header.generation, ..Log::default() },
-            records: Vec::new(),
+            records: Packed::default(),
             data_dirty: false,
             free: BTreeSet::new(),
             allocated: BTreeSet::new(),
@@ -332,8 +331,34 @@ pub(super) fn segments_in(files: &SpaceFiles, header: &Header) -> u64 {
     files.data.geometry().size_bytes / header.shape.segment_size_bytes
 }
 
+/// Whether a header's place says that a restore did not end. The other one may have a header: of what is being restored, or of what was there.
+pub(super) fn is_being_restored(device: &dyn BlockDevice) -> Result<bool> {
+    let geometry = device.geometry();
+    for offset in HEADER_OFFSETS {
+        let mut bytes = BufferPool::new(0).get(geometry.block_size_bytes as usize);
+        if offset + bytes.len() as u64 > geometry.size_bytes {
+            continue;
+        }
+        device.read_at(sites::OPEN_READ, offset, &mut bytes)?;
+        if is_restoring(&bytes) && !sites::RESTORE_MARK.disabled() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The header that counts. `None` if there is none, and nothing that says there was one.
-pub(super) fn find_header(device: &dyn BlockDevice) -> Result<Option<Header>> {
+pub(super) fn find_header(
+    device: &dyn BlockDevice,
+    options: &SpaceOptions,
+) -> Result<Option<Header>> {
+    if is_being_restored(device)? {
+        if options.restoring {
+            return Ok(None);
+        }
+        let words = "a restore of this store did not end: restore again";
+        return Err(Error::invalid(OPERATION, words).device(device.name()));
+    }
     let size = device.geometry().size_bytes;
     let mut found: Option<Header> = None;
     let (mut damaged, mut unknown) = (None, None);
@@ -396,7 +421,7 @@ pub(super) fn read_map(files: &SpaceFiles, header: &Header) -> Result<Map> {
         .map_err(|flaw| damaged(flaw.to_string()))
 }
 
-/// An empty space. A crash in between leaves none, or an empty one.
+/// An empty space. A crash in between leaves none, or an empty one; of one that is restored, what says so.
 fn make(files: &SpaceFiles, options: &SpaceOptions, rng: &mut Rng) -> Result<Header> {
     let device = &*files.tree;
     let block = device.geometry().block_size_bytes;
@@ -408,10 +433,7 @@ fn make(files: &SpaceFiles, options: &SpaceOptions, rng: &mut Rng) -> Result<Hea
     shape.block_size_bytes = shape.block_size_bytes.max(files.data.geometry().block_size_bytes);
     shape.check().map_err(|flaw| Error::invalid(OPERATION, flaw.to_string()))?;
     let mut space_id = [0; 16];
-    match testing.seed {
-        Some(_) => rng.fill(&mut space_id),
-        None => space_id = rng::secret()?,
-    }
+    rng.fill(&mut space_id);
     let header = Header {
         space_id,
         generation: 1,
@@ -431,6 +453,14 @@ fn make(files: &SpaceFiles, options: &SpaceOptions, rng: &mut Rng) -> Result<Hea
     // PERSIST: the flush of an open makes both durable. A crash before may leave what was there.
     let [even, odd] = HEADER_OFFSETS;
     let mut bytes = vec![0; HEADER_SIZE.next_multiple_of(block as usize)];
+    if options.restoring {
+        // The checkpoint with what says that it is unfinished writes the first header. An empty space would pass for a store that is only
+        // being made.
+        bytes.splice(..HEADER_SIZE, encode_restoring());
+        device.write_at(sites::FORMAT_WRITE, even, &[IoSlice::new(&bytes)])?;
+        device.write_at(sites::FORMAT_WRITE, odd, &[IoSlice::new(&bytes)])?;
+        return Ok(header);
+    }
     device.write_at(sites::FORMAT_WRITE, even, &[IoSlice::new(&bytes)])?;
     bytes.splice(..HEADER_SIZE, header.encode());
     device.write_at(sites::FORMAT_WRITE, odd, &[IoSlice::new(&bytes)])?;

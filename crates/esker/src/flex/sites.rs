@@ -45,6 +45,8 @@ esker_base::sites! {
     pub SEGMENT_WAIT: Wait = "flex.segment.wait";
     /// A slot of the tree file is used again only after a tree without it is durable.
     pub SLOT_WAIT: Wait = "flex.slot.wait";
+    /// There is no space where a header's place says that a restore did not end.
+    pub RESTORE_MARK: Compare = "flex.restore.mark";
     /// Of two headers the newer one counts.
     pub HEADER_NEWEST: Compare = "flex.header.newest";
     /// A header has its checksum.

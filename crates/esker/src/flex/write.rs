@@ -217,7 +217,7 @@ impl Inner {
                 Unfit::Wrong(words) => Error::corrupted("change space", words),
             })?;
         }
-        writer.records.extend_from_slice(records);
+        writer.records.extend(records.iter().copied());
         publish();
         if sites::SEGMENT_WAIT.disabled() {
             let dying = std::mem::take(&mut shared.dying);

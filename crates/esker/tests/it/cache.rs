@@ -1,7 +1,7 @@
 //! Caches: a full one evicts, and never has an older value than it had.
 
 use crate::support::{SEGMENT_SIZE, device, open, options};
-use esker::{Durability, ErrorKind, Options, Store};
+use esker::{Condition, Durability, ErrorKind, Options, Outcome, PutOptions, Store};
 use esker_base::clock::Clock;
 use esker_base::rng::Rng;
 use esker_media::BlockDevice;
@@ -307,4 +307,74 @@ fn evictions_are_items_that_went() {
         assert_eq!(after.evictions - before.evictions, before.items - after.items, "{round}");
     }
     assert!(evicted > 50, "{evicted}");
+}
+
+/// A cache in which the record of `k` cannot be read.
+fn with_damage(seed: u64) -> (Arc<SimBlock>, Options) {
+    let (mut options, old) = (cache_options(seed), device(seed));
+    let store = open(&old, &options).unwrap();
+    for key in [b"a", b"k", b"b"] {
+        store.put(key, &[key[0]; 300]).unwrap();
+    }
+    // Its segment is full, and has a summary.
+    for number in 0..20_u8 {
+        store.put(&[number, 0], &[number; 900]).unwrap();
+    }
+    store.close().unwrap();
+    let mut image = old.image();
+    let bytes = image.to_vec();
+    let value = bytes.windows(300).position(|bytes| bytes == [b'k'; 300]).unwrap();
+    image.flip(value as u64 + 7, 3);
+    options.testing.seed = Some(seed + 1);
+    let size = old.geometry().size_bytes;
+    let initial = Initial::Recycled(image);
+    (Arc::new(SimBlock::new(SimBlockOptions::new(size, seed).initial(initial))), options)
+}
+
+#[test]
+fn what_cannot_be_read_of_a_cache_is_gone_and_keeps_no_write_from_its_key() {
+    let put = |store: &Store, condition| {
+        let put = PutOptions { condition, ..PutOptions::default() };
+        store.put_with(b"k", b"new", put).unwrap()
+    };
+    type Write<'a> = &'a dyn Fn(&Store) -> Option<&'static [u8]>;
+    let stored: fn(Outcome) -> Option<&'static [u8]> =
+        |outcome| matches!(outcome, Outcome::Stored(_)).then_some(b"new");
+    let writes: [Write<'_>; 5] = [
+        &|store| stored(put(store, Condition::Always)),
+        &|store| stored(put(store, Condition::Absent)),
+        &|store| stored(put(store, Condition::Present)),
+        &|store| {
+            assert!(store.delete(b"k").unwrap());
+            None
+        },
+        &|store| {
+            let version = store.get(b"a").unwrap().unwrap().version();
+            assert_eq!(put(store, Condition::VersionIs(version)), Outcome::VersionDiffers);
+            None
+        },
+    ];
+    for (place, write) in writes.into_iter().enumerate() {
+        let seed = 40 + 3 * place as u64;
+        let (damaged, options) = with_damage(seed);
+        let mut store = open(&damaged, &options).unwrap();
+        let values = |store: &Store| {
+            let bytes = |value: Option<esker::Value>| value.map(|value| value.to_vec());
+            let each = [b"a", b"k", b"b"].map(|key| bytes(store.get(key).unwrap()));
+            let many = store.multi_get(&[b"a", b"k", b"b"]).unwrap();
+            assert_eq!(many.into_iter().map(bytes).collect::<Vec<_>>(), each);
+            each
+        };
+        let others = |of_k: Option<&[u8]>| {
+            [Some(vec![b'a'; 300]), of_k.map(<[u8]>::to_vec), Some(vec![b'b'; 300])]
+        };
+        assert_eq!(values(&store), others(None));
+        let due = write(&store);
+        assert_eq!(due.is_some(), place < 3);
+        for _ in 0..2 {
+            assert_eq!(values(&store), others(due), "{seed}");
+            store.close().unwrap();
+            store = open(&damaged, &options).unwrap();
+        }
+    }
 }

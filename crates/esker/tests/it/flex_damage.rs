@@ -514,9 +514,13 @@ fn a_checkpoint_whose_log_finds_no_room_is_not_taken_back_either() {
     options.log_size_bytes_max = 0;
     let space = Space::open_on(media.files(), &options).unwrap();
     let mut model = Vec::new();
+    // More records than the log has room for.
     for n in 0..800_u64 {
-        // More records than the log has room for.
-        let at = (n * 7) % (model.len() as u64 + 1);
+        let at = (n * 7919) % (model.len() as u64 + 1);
+        for _ in 0..2 {
+            space.insert_range(at, &[1; 3]).unwrap();
+            space.collapse_range(at, 3).unwrap();
+        }
         space.insert_range(at, &[n as u8; 3]).unwrap();
         model.splice(at as usize..at as usize, [n as u8; 3]);
     }

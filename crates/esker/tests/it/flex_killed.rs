@@ -5,7 +5,7 @@ use crate::client::Map;
 use crate::flex_db::{Devices, SIZES, files_of, options};
 use crate::flex_whole::{bytes, held};
 use esker::flex::SpaceFiles;
-use esker::{Durability, FlexFiles, Options, Store};
+use esker::{Durability, EngineKind, FlexFiles, Options, Store};
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
@@ -102,4 +102,43 @@ fn what_was_read_and_synced_after_a_kill_is_there_after_a_power_cut() {
         }
     }
     assert!(states > 500 && pairs > 2000, "{states} states, {pairs} pairs");
+}
+
+#[test]
+fn logs_whose_names_were_exchanged_are_refused_and_stay_as_they_are() {
+    const LOGS: [&str; 2] = ["flex.wal.0", "flex.wal.1"];
+    // As many tables, so that the last one is in either log, and the other one may be blank.
+    for tables in 1..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 64 << 20;
+        options.testing.background = false;
+        let store = Store::open(&options).unwrap();
+        for n in 0..tables {
+            store.put(&[n], b"in the space").unwrap();
+            store.check().unwrap();
+        }
+        store.put(b"key", b"in a log").unwrap();
+        let expected = held(&store);
+        store.forget();
+        let [even, odd] = LOGS.map(|name| folder.path().join(name));
+        let exchange = || {
+            let aside = folder.path().join("aside");
+            std::fs::rename(&even, &aside).unwrap();
+            std::fs::rename(&odd, &even).unwrap();
+            std::fs::rename(&aside, &odd).unwrap();
+        };
+        let bytes = || [&even, &odd].map(|log| std::fs::read(log).unwrap());
+        exchange();
+        let before = bytes();
+        let refused = [Store::open(&options).map(drop), esker::repair(&options).map(drop)];
+        for error in refused.map(Result::unwrap_err) {
+            assert_eq!(error.kind(), ErrorKind::Corrupted, "{tables}: {error}");
+            assert!(LOGS.iter().any(|name| error.to_string().contains(name)), "{error}");
+        }
+        assert!(bytes() == before, "{tables}: a log was changed");
+        exchange();
+        assert!(held(&Store::open(&options).unwrap()) == expected, "{tables}");
+    }
 }

@@ -339,7 +339,8 @@ fn a_damaged_header_and_a_torn_group_behind_it_are_no_space_of_before() {
     space.sync().unwrap();
     space.checkpoint().unwrap();
     let before = media.images();
-    (0..40).for_each(|n| space.insert_range(n * 7, &[3; 5]).unwrap());
+    // A group of several blocks.
+    (0..400).for_each(|n| space.insert_range(n * 7, &[3; 5]).unwrap());
     space.sync().unwrap();
     drop(space);
     let whole = media.images();

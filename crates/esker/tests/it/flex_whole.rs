@@ -240,7 +240,7 @@ fn a_damaged_backup_is_named_and_an_unfinished_restore_is_no_store() {
             let bytes = if other == name { &content } else { &bytes };
             let mut writer = damaged.create(&other).unwrap();
             writer.write(bytes).unwrap();
-            writer.finish(esker::sites::flex_db::BACKUP_FILE_FLUSH).unwrap();
+            writer.finish(esker::sites::backup::BACKUP_FILE_FLUSH).unwrap();
         }
         let error = restored(&damaged, 3).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupted, "{name}: {error}");

@@ -50,6 +50,7 @@ use super::scan::{SegmentEnd, Step};
 use super::segments::Incarnation;
 use super::{Depot, sites};
 use crate::backup::BackupReport;
+use crate::engine;
 use crate::engine::backup::{Copied, copied, publish, read_manifest, remove_unnamed};
 use crate::options::Progress;
 use esker_base::checksum::Crc32c;
@@ -254,7 +255,7 @@ impl Depot {
             ));
         }
         (entry.length_bytes, entry.checksum) = copied?;
-        writer.finish(sites::BACKUP_FILE_FLUSH)?;
+        writer.finish(engine::sites::BACKUP_FILE_FLUSH)?;
         Ok(entry)
     }
 

@@ -184,7 +184,7 @@ impl Depot {
     pub(super) fn is_crowded_for(&self, kept: usize) -> bool {
         kept >= self.segments.reserve_of_puts()
             && !self.superblock.cache
-            && self.segments.is_crowded(self.now())
+            && self.segments.is_crowded(self.clock.now())
     }
 
     /// The cleaner, for who wants something done with it; the error of a write now, if the store takes none.
@@ -295,7 +295,7 @@ impl Depot {
             return 0;
         }
         let passed = self.passed_over(&self.cleaner.lock());
-        self.segments.idle_gain(self.now(), &passed)
+        self.segments.idle_gain(self.clock.now(), &passed)
     }
 
     /// Cleans while nobody writes, in no hurry, until no segment is worth it or `stop` says so; then drops the tombstones that stood for
@@ -363,7 +363,8 @@ impl Depot {
         for _ in 0..FAILURES_MAX {
             let passed = self.passed_over(cleaner);
             let next = self.log.next_epoch();
-            let Some(victim) = self.segments.victim(next, self.now(), urgency, &passed) else {
+            let Some(victim) = self.segments.victim(next, self.clock.now(), urgency, &passed)
+            else {
                 break;
             };
             let epoch = self.segments.epoch(victim);

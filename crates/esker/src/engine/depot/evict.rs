@@ -57,7 +57,7 @@ impl Depot {
             // Notes are cleaned as any store's records: the garbage among them. And what has expired is of no use to anybody,
             // however lately it was written.
             let moved = self.segments.moved_victim(&passed);
-            let expired = || self.segments.expired(self.now(), &passed);
+            let expired = || self.segments.expired(self.clock.now(), &passed);
             let least_used = || self.segments.least_used(&passed);
             let Some(victim) = moved.or_else(expired).or_else(least_used) else { break };
             let epoch = self.segments.epoch(victim);

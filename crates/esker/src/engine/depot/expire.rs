@@ -136,7 +136,7 @@ impl Depot {
         let mut expired: Vec<u64> = extents.map(|(extent, _)| extent.piece.id).collect();
         expired.dedup();
         self.extents.with_expiries(|expires_at| {
-            expired.retain(|id| expires_at(*id).is_some_and(|at| self.is_expired(Some(at))));
+            expired.retain(|id| expires_at(*id).is_some_and(|at| self.clock.is_expired(Some(at))));
         });
         if expired.is_empty() {
             return Ok(false);
@@ -184,7 +184,7 @@ impl Depot {
             Err(error) => return Err(error),
         };
         let record = fetched.record();
-        if record.meta.kind != RecordKind::Large || !self.is_expired(record.meta.expires_at) {
+        if record.meta.kind != RecordKind::Large || !self.clock.is_expired(record.meta.expires_at) {
             return Ok(());
         }
         if record.meta.version >= self.log.durable() && !sites::EXPIRE_HEAD.disabled() {
@@ -205,7 +205,7 @@ impl Depot {
         }
         match self.segments.unknown(&[]) {
             Some(_) => 0,
-            None => self.segments.unexpired_bytes(self.now()),
+            None => self.segments.unexpired_bytes(self.clock.now()),
         }
     }
 }

@@ -241,19 +241,29 @@ impl Depot {
         heads: &[(LargeRef, Link)],
         mut found: Vec<(LargeRef, Link)>,
     ) {
-        // Each takes a block at least: what names more than there can be, names some that are missing.
-        let most = self.layout.room(0) / self.layout.block;
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
-        for (piece, head) in heads {
-            self.extents.begin(piece.id, piece.number.min(most));
-            self.extents.adopt(piece.id, *head);
-        }
         // Of several copies any is good, but one alone counts: the last one (R5).
         found.sort_unstable_by(|(one, a), (other, b)| {
             let copies = || self.moves_of(*b).cmp(&self.moves_of(*a));
             (one.id, one.number).cmp(&(other.id, other.number)).then_with(copies)
         });
         found.dedup_by_key(|(piece, _)| (piece.id, piece.number));
+        // A head may name any number of extents, and so may each of them: of those that are missing there are as many places in all as
+        // there can be extents, and none behind the last one of a value.
+        let mut missing = self.layout.room(0) / self.layout.block;
+        for (piece, head) in heads {
+            let start = found.partition_point(|(extent, _)| extent.id < piece.id);
+            let of_value = found.get(start..).unwrap_or_default();
+            let of_value = of_value.partition_point(|(extent, _)| extent.id == piece.id);
+            let last = found.get(start..start + of_value).and_then(<[_]>::last);
+            let wanted =
+                last.map_or(0, |(last, _)| last.number.saturating_add(1).min(piece.number));
+            let there = u32::try_from(of_value).unwrap_or(u32::MAX);
+            let gaps = u64::from(wanted.saturating_sub(there)).min(missing);
+            missing -= gaps;
+            let places = u64::from(wanted.min(there)) + gaps;
+            self.extents.begin(piece.id, u32::try_from(places).unwrap_or(u32::MAX));
+            self.extents.adopt(piece.id, *head);
+        }
         for (piece, link) in found {
             let segment = self.layout.segment_of(self.layout.offset_of(link));
             let count = || self.segments.restore_live(segment.unwrap_or_default(), Live::of(link));
@@ -264,5 +274,36 @@ impl Depot {
     /// The record at `head`, of a large value, was superseded by that of version `by`.
     pub(super) fn release_large(&self, head: Link, by: Version) {
         self.extents.release_head(head, |link| self.let_go(link, by));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use esker_media::sim::{SimBlock, SimBlockOptions};
+    use std::sync::Arc;
+
+    /// Whatever heads and extents say of their number, there are no more places than extents can be.
+    #[test]
+    fn heads_that_name_any_number_of_extents_take_little_memory() {
+        let mut options = Options::new("");
+        options.testing.segment_size_bytes = Some(8 << 10);
+        options.testing.background = false;
+        let device = Arc::new(SimBlock::new(SimBlockOptions::new(128 << 10, 1)));
+        let store = Depot::open(device, &options).unwrap();
+        let link = |place| Link::record(3, place).unwrap();
+        let piece = |id, number| LargeRef { id, number };
+        let heads: Vec<_> = (0..1000).map(|id| (piece(id, u32::MAX), link(100 + id))).collect();
+        let mut found: Vec<_> = (1..1000).map(|id| (piece(id, u32::MAX - 1), link(9))).collect();
+        // One that is whole, and one with a gap.
+        let heads = [heads, vec![(piece(5000, 3), link(1)), (piece(6000, 3), link(2))]].concat();
+        found.extend([0, 1, 2].map(|number| (piece(5000, number), link(10))));
+        found.extend([0, 2].map(|number| (piece(6000, number), link(11))));
+        store.restore_large(&heads, found);
+        let places: usize = heads.iter().map(|(_, head)| store.extents.count_of(*head)).sum();
+        assert!(places < 1000 + 10 + (128 << 10) / 512, "{places}");
+        assert_eq!(store.extents.count_of(link(1)), 3);
+        assert_eq!(store.extents.link(piece(5000, 2)), Some(link(10)));
     }
 }

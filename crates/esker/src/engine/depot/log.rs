@@ -14,6 +14,7 @@ use super::layout::Layout;
 use super::place::Tail;
 use esker_base::ids::{SegmentEpoch, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::NUMBER_END;
 use esker_format::depot::VersionForm;
 use esker_media::BufferPool;
 use esker_trt::sync::Gate;
@@ -119,6 +120,19 @@ pub(super) struct LogEnd {
     /// durable, or they would be missed.
     pub(super) durable: Version,
     pub(super) clear_version: Version,
+}
+
+impl LogEnd {
+    /// Refuses numbers from which on nobody could count to where they end.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.next_version.0.max(self.next_epoch.0) < NUMBER_END / 2 {
+            return Ok(());
+        }
+        Err(Error::corrupted(
+            "recover store",
+            "versions or epochs are higher than any that was given",
+        ))
+    }
 }
 
 #[derive(Debug)]

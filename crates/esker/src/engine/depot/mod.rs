@@ -17,7 +17,6 @@
 //! # Failure
 //! A failed write or flush makes the store read-only until it is opened again; reads go on. Full:
 //! `NoSpace`; reads and deletes go on.
-//!
 
 mod adopt;
 mod atomic;
@@ -60,13 +59,13 @@ mod write;
 
 use crate::engine::background::Background;
 use crate::engine::closing::Closing;
+use crate::engine::wall::Wall;
 use crate::options::{Durability, Options};
 use checkpoint::Taken;
 use clean::Cleaner;
-use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, StoreId, Version};
-use esker_base::rng::{self, Rng};
+use esker_base::rng::Rng;
 use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
@@ -160,9 +159,7 @@ pub(crate) struct Depot {
     /// A batch leaves one of so many records to the next one, at most.
     leave_share: usize,
     pool: BufferPool,
-    clock: Arc<dyn Clock>,
-    /// Latest wall time seen, so that a clock that jumps back brings nothing back.
-    latest_unix_seconds: AtomicU64,
+    clock: Wall,
     /// What threads added to the number of items, and took from it.
     items: Striped<AtomicU64>,
     rng: Mutex<Rng>,
@@ -190,11 +187,7 @@ impl Depot {
     ) -> Result<(Arc<Depot>, Vec<Damage>)> {
         check_blocks(&*device)?;
         let pool = BufferPool::default();
-        let seed = match options.testing.seed {
-            Some(seed) => seed,
-            None => u64::from_le_bytes(rng::secret()?),
-        };
-        let mut rng = Rng::from_seed(seed);
+        let mut rng = Rng::seeded(options.testing.seed)?;
         let found = read_superblock(&*device, &pool, options.format_foreign);
         if !options.format && matches!(found, Ok(None)) {
             blank::check_blank(&*device, &pool, options)?;
@@ -259,6 +252,7 @@ impl Depot {
         let entries =
             options.index_entries_within(device.geometry().size_bytes).max(log.records() / 8 * 5);
         let end = log.log_end();
+        end.check()?;
         let new = end.next_version == Version(1);
         let depot = Arc::new(Depot {
             superblock,
@@ -293,8 +287,7 @@ impl Depot {
             is_in_doubt,
             leave_share: options.testing.leave_share,
             pool,
-            clock: Arc::clone(&options.clock),
-            latest_unix_seconds: AtomicU64::new(0),
+            clock: Wall::new(&options.clock),
             items: Striped::default(),
             rng: Mutex::new(rng),
             background: Arc::default(),
@@ -336,16 +329,6 @@ impl Depot {
 
     fn random(&self) -> u64 {
         self.rng.lock().next_u64()
-    }
-
-    /// Wall time in seconds, which never goes back.
-    fn now(&self) -> u64 {
-        let now = self.clock.unix_seconds();
-        now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed))
-    }
-
-    fn is_expired(&self, expires_at: Option<u64>) -> bool {
-        expires_at.is_some_and(|expires_at| self.now() >= expires_at)
     }
 
     /// Takes a superseded record out of the count of its segment.

@@ -198,7 +198,7 @@ impl Depot {
             extent = piece.encode((VersionForm::Whole, meta.version), block, value.len());
             key = &extent;
         }
-        if self.is_expired(meta.expires_at) {
+        if self.clock.is_expired(meta.expires_at) {
             // K3.
             meta = tombstone_of(meta);
             value = &[];

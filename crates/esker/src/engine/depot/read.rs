@@ -172,6 +172,7 @@ impl Depot {
             }
             let (link, fetched) = match found {
                 Err(_) if self.is_over(hash, &offered) => continue,
+                Err(error) if self.is_lost(&error) => return Ok(None),
                 found => match found? {
                     Some(found) => found,
                     None => return Ok(None),
@@ -184,13 +185,17 @@ impl Depot {
             if let Some(error) = refused.take() {
                 return Err(error);
             }
-            if let Some(value) = read? {
-                return Ok(Some(value));
-            }
-            // Superseded meanwhile, or else:
-            if self.offered(hash) == offered {
-                let offset = self.layout.offset_of(link);
-                return Err(self.corrupted(offset, 0, "nothing is known of a value's extents"));
+            match read {
+                Ok(Some(value)) => return Ok(Some(value)),
+                Err(error) if self.is_lost(&error) => return Ok(None),
+                Err(error) => return Err(error),
+                // Superseded meanwhile, or else:
+                Ok(None) if self.offered(hash) == offered => {
+                    let offset = self.layout.offset_of(link);
+                    let error = self.corrupted(offset, 0, "nothing is known of a value's extents");
+                    return if self.is_lost(&error) { Ok(None) } else { Err(error) };
+                }
+                Ok(None) => {}
             }
         }
     }
@@ -243,11 +248,18 @@ impl Depot {
         key: &[u8],
         admit: Admit<'_>,
     ) -> Result<Option<(Link, Fetched)>> {
+        let mut lost = None;
         for (link, life) in offered.iter().copied() {
             if link.is_tombstone() {
                 continue;
             }
-            let fetched = self.read_kept(link, life, admit)?;
+            let fetched = match self.read_kept(link, life, admit) {
+                Err(error) if self.is_lost(&error) => {
+                    lost = Some(error);
+                    continue;
+                }
+                read => read?,
+            };
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
                 if !self.is_valid(record.meta) {
@@ -257,7 +269,18 @@ impl Depot {
                 return Ok(Some((link, fetched)));
             }
         }
-        Ok(None)
+        lost.map_or(Ok(None), Err)
+    }
+
+    /// Whether what could not be read is gone: in a cache it is as good as evicted, for it may be at any time. Who writes such a key takes
+    /// its place ([`Depot::resolve`]).
+    pub(super) fn is_lost(&self, error: &Error) -> bool {
+        let is_lost =
+            self.superblock.cache && matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io);
+        if is_lost {
+            tracing::debug!(%error, "a record cannot be read: the cache does without");
+        }
+        is_lost
     }
 
     /// The hash of the key that a record is about.
@@ -284,7 +307,7 @@ impl Depot {
 
     /// Whether a record gives its key a value now.
     pub(super) fn is_valid(&self, meta: RecordMeta) -> bool {
-        meta.kind.has_value() && !self.is_expired(meta.expires_at)
+        meta.kind.has_value() && !self.clock.is_expired(meta.expires_at)
     }
 
     /// Reads and checks the record that `link` points at; a bad checksum is read again, in case the

@@ -33,7 +33,7 @@ use esker_format::depot::{
 use esker_media::{BlockDevice, BufferPool, is_zero};
 use std::io::IoSlice;
 
-impl Backup<'_, Superblock> {
+impl Backup<'_, Manifest> {
     /// Size of the device that was backed up, in bytes.
     pub(crate) fn device_size_bytes(&self) -> u64 {
         self.manifest.superblock.device_size_bytes
@@ -163,7 +163,7 @@ impl Target<'_> {
     /// those of free segments said.
     fn write_segment(
         &self,
-        backup: &Backup<'_, Superblock>,
+        backup: &Backup<'_, Manifest>,
         entry: &ManifestEntry,
         newest: bool,
     ) -> Result<()> {
@@ -200,7 +200,7 @@ impl Target<'_> {
     }
 
     /// Writes the header of a segment without records: of a store in which nothing is left, versions and clears would be forgotten.
-    fn write_header(&self, backup: &Backup<'_, Superblock>) -> Result<()> {
+    fn write_header(&self, backup: &Backup<'_, Manifest>) -> Result<()> {
         let Manifest { next_version, clear_version, .. } = backup.manifest;
         let header = SegmentHeader {
             segment_id: SegmentId(0),
@@ -237,7 +237,7 @@ impl Target<'_> {
 /// `InvalidArgument` if the device holds something or is too small, `Corrupted` naming the file of
 /// the backup, `Io`.
 pub(crate) fn restore(
-    backup: &Backup<'_, Superblock>,
+    backup: &Backup<'_, Manifest>,
     device: &dyn BlockDevice,
     format: bool,
     progress: &Progress,

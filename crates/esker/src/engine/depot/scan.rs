@@ -14,8 +14,8 @@ use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::Flaw;
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Record,
-    RecordKind, RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
+    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Record, RecordKind,
+    RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
     decode_evicted, decode_trailer, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};

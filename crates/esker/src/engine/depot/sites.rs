@@ -77,16 +77,10 @@ esker_base::sites! {
     pub BACKUP_HOLD: Compare = "depot.backup.hold";
     /// The copy of an open segment ends where the backup does.
     pub BACKUP_CUT: Compare = "depot.backup.cut";
-    /// Makes a file of a backup durable before the manifest names it.
-    pub BACKUP_FILE_FLUSH: Flush = "depot.backup.file_flush";
-    /// Makes the names of files durable before the manifest, and its name before files are removed.
-    pub BACKUP_FOLDER_FLUSH: Flush = "depot.backup.folder_flush";
     /// Writes a store from a backup.
     pub RESTORE_WRITE: Write = "depot.restore.write";
     /// Makes a restored store durable before its superblock.
     pub RESTORE_FLUSH: Flush = "depot.restore.flush";
-    /// A file of a backup has the checksum that the manifest says.
-    pub RESTORE_CHECKSUM: Checksum = "depot.restore.checksum";
     /// A record that was read has the checksum of its place.
     pub RECORD_CHECKSUM: Checksum = "depot.record.checksum";
     /// A record that was read has the key that was asked for.

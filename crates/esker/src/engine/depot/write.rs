@@ -24,6 +24,9 @@ use std::sync::atomic::Ordering;
 /// Bits of a record's state.
 pub(super) const STATE_MASK: u8 = 0xF;
 
+/// The version of what cannot be read; no record has it.
+const UNREAD: Version = Version(0);
+
 /// What the index and the media say of a key.
 pub(super) struct Resolved {
     offered: Offered,
@@ -31,6 +34,8 @@ pub(super) struct Resolved {
     pub(super) known: Option<Known>,
     /// Entry of the note that a key with this hash was evicted.
     note: Option<Link>,
+    /// Entry of a record that cannot be read, in a cache: it may be the key's.
+    unread: Option<Link>,
     pub(super) collides: bool,
 }
 
@@ -81,7 +86,7 @@ impl Depot {
         }
         let hash = self.hash(key);
         let value = self.pending.lock(hash).value(hash, key);
-        Ok(value.filter(|value| !self.is_expired(value.attributes().expires_at)))
+        Ok(value.filter(|value| !self.clock.is_expired(value.attributes().expires_at)))
     }
 
     pub(super) fn delete_record(&self, key: &[u8], condition: Condition) -> Result<Outcome> {
@@ -205,7 +210,12 @@ impl Depot {
 
     /// What a write of a key starts from that has no write under way; `others` have.
     pub(super) fn start(&self, resolved: &Resolved, others: bool) -> Start {
-        let Resolved { published, known, note, .. } = *resolved;
+        let Resolved { mut published, mut known, note, unread, .. } = *resolved;
+        if published.is_none() && unread.is_some() {
+            let exists = unread.is_some_and(|link| !link.is_tombstone());
+            (published, known) =
+                (unread, Some(Known { version: UNREAD, exists, expires_at: None }));
+        }
         let collides = resolved.collides || others;
         // A note of its own hash alone goes as its own tombstone would; one that other keys share stays.
         let replaced = published.or(if collides { None } else { note });
@@ -231,17 +241,12 @@ impl Depot {
 
     /// Why the condition does not hold, if it does not.
     pub(super) fn decide(&self, condition: Condition, known: Option<Known>) -> Option<Outcome> {
-        let live = known.filter(|known| known.exists && !self.is_expired(known.expires_at));
-        match (condition, live) {
-            (Condition::Always, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => {
-                None
-            }
-            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
-            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
-            (Condition::VersionIs(version), Some(live)) => {
-                (live.version != version).then_some(Outcome::VersionDiffers)
-            }
-        }
+        // What cannot be read is there for who wants it gone, and not for who wants to be the first.
+        let is_there = |known: &Known| known.version != UNREAD || condition != Condition::Absent;
+        let live = known
+            .filter(is_there)
+            .filter(|known| known.exists && !self.clock.is_expired(known.expires_at));
+        condition.refused(live.map(|live| live.version))
     }
 
     /// Finds the index entry of `key` by reading the records of its candidates.
@@ -252,18 +257,26 @@ impl Depot {
                 published: None,
                 known: None,
                 note: None,
+                unread: None,
                 collides: false,
             };
-            match self.resolve_offered(hash, key, &mut resolved) {
-                Err(_) if self.is_over(hash, &resolved.offered) => {}
-                read => return read.map(|()| resolved),
+            let read = self.resolve_offered(hash, key, &mut resolved);
+            let has_failed = read.is_err() || resolved.unread.is_some();
+            if !has_failed || !self.is_over(hash, &resolved.offered) {
+                return read.map(|()| resolved);
             }
         }
     }
 
     fn resolve_offered(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
         for (link, life) in resolved.offered.clone() {
-            let fetched = self.read_again(link, life)?;
+            let fetched = match self.read_again(link, life) {
+                Err(error) if self.is_lost(&error) => {
+                    resolved.unread.get_or_insert(link);
+                    continue;
+                }
+                read => read?,
+            };
             let record = fetched.record();
             if record.meta.kind == RecordKind::Evict {
                 if evicted_hash(record.key) == hash {

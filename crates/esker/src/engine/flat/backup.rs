@@ -26,6 +26,7 @@ use super::layout::kind_of;
 use super::recover::read_header;
 use super::{Flat, sites};
 use crate::backup::BackupReport;
+use crate::engine;
 use crate::engine::Cursor;
 use crate::engine::backup::{Copied, copied, publish, read_manifest, remove_unnamed};
 use crate::options::Progress;
@@ -221,7 +222,7 @@ impl Flat {
                 writer.write(&bytes)?;
                 entry.checksum = checksum;
             }
-            writer.finish(crate::engine::depot::sites::BACKUP_FILE_FLUSH)?;
+            writer.finish(engine::sites::BACKUP_FILE_FLUSH)?;
             entries.push(entry);
         }
         if !holding.release(first) && !sites::BACKUP_HOLD.disabled() {

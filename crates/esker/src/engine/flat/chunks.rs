@@ -99,41 +99,50 @@ impl Use {
     }
 }
 
-/// A chunk. On a line of its own.
+/// Where the next line of memory begins.
 #[derive(Debug)]
 #[repr(align(64))]
+struct NextLine;
+
+/// A chunk. What everybody reads, what its owner changes with each append, and what others change stand on lines of their own.
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Chunk {
-    usage: AtomicU32,
     /// K2.
     generation: explored::AtomicU64,
     /// Logs: see the format.
     born: AtomicU64,
     salt: AtomicU64,
+    usage: AtomicU32,
+    /// Logs: where those end whose entries were cleared.
+    cleared: AtomicU32,
+    /// Blocks: lines of each. Large: chunks.
+    pub(super) lines: AtomicU32,
+    pub(super) owner: AtomicU32,
+    /// Blocks in use, a bit each.
+    pub(super) bits: OnceLock<Box<[AtomicU64]>>,
+
+    _of_owner: NextLine,
     /// Logs: entries that were appended.
     pub(super) entries: AtomicU32,
     /// Logs: those of them that the index followed, after which what they replaced was counted as dead.
     published: AtomicU32,
-    /// Logs: those that do not count any more.
-    dead: AtomicU32,
-    /// Blocks and large records in use.
-    pub(super) live: AtomicU32,
     /// Logs: bytes that are written.
     pub(super) tail: AtomicU32,
-    /// Logs: where those end whose entries were cleared.
-    cleared: AtomicU32,
     /// Logs: those of them that are entries; 0 as long as nobody knows.
     payload: AtomicU32,
     /// Logs: entries that were appended as tombstones, as long as it is not unread.
     tombstones: AtomicU32,
-    /// Blocks: lines of each. Large: chunks.
-    pub(super) lines: AtomicU32,
-    pub(super) owner: AtomicU32,
-    /// Blocks: it is among its owner's chunks with room.
-    pub(super) listed: AtomicBool,
-    /// Blocks in use, a bit each.
-    pub(super) bits: OnceLock<Box<[AtomicU64]>>,
     /// Logs: entries by when they expire.
     expiries: Mutex<Expiries>,
+
+    _of_others: NextLine,
+    /// Logs: those that do not count any more.
+    dead: AtomicU32,
+    /// Blocks and large records in use.
+    pub(super) live: AtomicU32,
+    /// Blocks: it is among its owner's chunks with room.
+    pub(super) listed: AtomicBool,
     /// Logs: recovery found it, and nobody knows what its entries take, and when they expire.
     unread: AtomicBool,
 }
@@ -141,23 +150,25 @@ pub(super) struct Chunk {
 impl Chunk {
     fn new() -> Chunk {
         Chunk {
-            usage: AtomicU32::new(Use::Free as u32),
             generation: explored::AtomicU64::new(0),
             born: AtomicU64::new(0),
             salt: AtomicU64::new(0),
-            entries: AtomicU32::new(0),
-            published: AtomicU32::new(0),
-            dead: AtomicU32::new(0),
-            live: AtomicU32::new(0),
-            tail: AtomicU32::new(0),
+            usage: AtomicU32::new(Use::Free as u32),
             cleared: AtomicU32::new(0),
-            payload: AtomicU32::new(0),
-            tombstones: AtomicU32::new(0),
             lines: AtomicU32::new(0),
             owner: AtomicU32::new(0),
-            listed: AtomicBool::new(false),
             bits: OnceLock::new(),
+            _of_owner: NextLine,
+            entries: AtomicU32::new(0),
+            published: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            payload: AtomicU32::new(0),
+            tombstones: AtomicU32::new(0),
             expiries: Mutex::default(),
+            _of_others: NextLine,
+            dead: AtomicU32::new(0),
+            live: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
             unread: AtomicBool::new(false),
         }
     }

@@ -49,7 +49,7 @@ pub(super) struct Fruitless {
 
 impl Flat {
     fn look(&self) -> Look {
-        Look { given: self.versions.given(), unix_seconds: self.now() }
+        Look { given: self.versions.given(), unix_seconds: self.clock.now() }
     }
 
     fn moved(&self) -> (u64, u64) {

@@ -146,7 +146,7 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn prefetch_step(&self, hash: u64, key: &[u8], step: u64) -> bool;
     /// The word that is most likely the key's, if there is one.
     fn guess(&self, hash: u64, key: &[u8]) -> Option<Word>;
-    /// Where a key's word is or would be, for who holds its lock, if the index tells without looking at entries.
+    /// The way to where a key's word is or would be, for who holds its lock, if the index tells without looking at entries.
     fn near(&self, _key: &[u8]) -> Option<Near<'_>> {
         None
     }

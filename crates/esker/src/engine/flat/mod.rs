@@ -66,14 +66,14 @@ mod write;
 
 use crate::engine::background::Background;
 use crate::engine::closing::Closing;
+use crate::engine::wall::Wall;
 use crate::options::{EngineKind, Options};
 use batching::Batcher;
 use chunks::{Chunks, Use};
 use cleaners::Cleaners;
 use commit::{CoreLog, Log};
-use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
-use esker_base::rng::{self, Rng};
+use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::{Clear, IndexKind, LINE, Superblock};
 use esker_index::Cceh;
@@ -154,9 +154,7 @@ pub(crate) struct Flat {
     /// Of each cleaner.
     background: Box<[Arc<Background>]>,
     pool: BufferPool,
-    clock: Arc<dyn Clock>,
-    /// Latest wall time seen, so that a clock that jumps back brings nothing back.
-    latest_unix_seconds: AtomicU64,
+    clock: Wall,
     /// Keys choose their cores, as in tests; else cores of the run-time and threads do.
     core_by_key: bool,
     /// Threads of recovery.
@@ -186,16 +184,13 @@ impl Flat {
     /// # Errors
     /// `InvalidArgument` if something else is there, `UnsupportedFormat`, `Corrupted`, `Io`.
     pub(crate) fn open(memory: Arc<dyn Pmem>, options: &Options) -> Result<Arc<Flat>> {
-        let seed = match options.testing.seed {
-            Some(seed) => seed,
-            None => u64::from_le_bytes(rng::secret()?),
-        };
         let index = match options.engine {
             Some(EngineKind::FlatCceh) => Some(IndexKind::Cceh),
             Some(EngineKind::FlatMasstree) => Some(IndexKind::Masstree),
             _ => None,
         };
-        let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed), false)?;
+        let mut rng = Rng::seeded(options.testing.seed)?;
+        let root = Root::open(&*memory, options, index, &mut rng, false)?;
         let mut flat = Flat::empty(&memory, options, &root);
         if !flat.recover(&root, options, true)? {
             tracing::warn!("an image of the index is damaged: the logs are read");
@@ -273,8 +268,7 @@ impl Flat {
             fruitless: Fruitless::default(),
             lost: Lost::default(),
             pool: BufferPool::default(),
-            clock: Arc::clone(&options.clock),
-            latest_unix_seconds: AtomicU64::new(0),
+            clock: Wall::new(&options.clock),
             core_by_key: options.testing.cores.is_some(),
             threads,
             session: AtomicU64::new(0),
@@ -295,16 +289,6 @@ impl Flat {
             true => usize::try_from(hash >> 7).unwrap_or(0) % self.logs.len().max(1),
             false => self.batcher.here(),
         }
-    }
-
-    /// The latest wall time seen, in Unix seconds.
-    fn now(&self) -> u64 {
-        let now = self.clock.unix_seconds();
-        now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed))
-    }
-
-    fn is_expired(&self, expires_at: Option<u64>) -> bool {
-        expires_at.is_some_and(|expires_at| self.now() >= expires_at)
     }
 
     /// Refuses writes to a store that failed or was closed.

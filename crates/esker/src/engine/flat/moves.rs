@@ -232,7 +232,7 @@ impl Flat {
         if !self.index.holds(hash, &key, word) {
             return Ok(true);
         }
-        let has_expired = self.is_expired(attributes_of(entry).expires_at);
+        let has_expired = self.clock.is_expired(attributes_of(entry).expires_at);
         let is_needed = version >= victim.needed && !sites::TOMBSTONE_NEEDED.disabled();
         let may_go = (place.kind.is_tombstone() || has_expired) && !is_needed;
         if may_go || self.is_cleared(word) {

@@ -331,6 +331,24 @@ impl Flat {
         (size > 0 && within.is_multiple_of(size)).then(|| within / size)
     }
 
+    /// Bytes of the place of a record that begins at `offset`: a block, or the chunks of a large one. `None` if none begins there. The chunk
+    /// may be taken anew meanwhile, for something else.
+    pub(super) fn record_room(&self, offset: u64) -> Option<u64> {
+        let number = self.layout.chunk_of(offset);
+        let chunk = self.chunks.get(number)?;
+        let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
+        match chunk.usage() {
+            Use::Blocks => {
+                let block = self.block_of(chunk, number, offset)?;
+                (block < self.blocks_of(lines)).then_some(lines * LINE as u64)
+            }
+            Use::Large if offset == self.layout.start_of(number) + CHUNK_START => {
+                Some(lines.max(1).saturating_mul(self.layout.chunk_size) - CHUNK_START)
+            }
+            _ => None,
+        }
+    }
+
     /// Frees a record's place.
     pub(super) fn free_record(&self, line: u64) {
         let offset = line.saturating_mul(LINE as u64);

@@ -17,6 +17,7 @@ use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::entry::ENTRY_SIZE_MAX;
+use esker_format::flat::record::record_size;
 use esker_format::flat::{
     Action, BASE_VERSION_SIZE, BATCH_HEADER_SIZE, BatchHeader, Entry, EntryAttributes, EntryKey,
     LINE, RECORD_HEADER_SIZE, Record, Stamp,
@@ -272,7 +273,8 @@ impl Flat {
         Ok(Some(key))
     }
 
-    /// The header of a record, and where it stands; `None` if nothing that can be one stands there.
+    /// The header of a record, and where it stands; `None` if nothing that can be one stands there: a length that is damaged takes no more
+    /// memory than the record's place has.
     pub(super) fn peek_record(&self, line: u64) -> Result<Option<(Record, u64)>> {
         let offset = line.saturating_mul(LINE as u64);
         let end = self.layout.chunk_size.saturating_mul(u64::from(self.layout.chunk_count));
@@ -282,8 +284,9 @@ impl Flat {
         let mut head = [0; RECORD_HEADER_SIZE];
         self.memory.read(offset, &mut head)?;
         let Ok(record) = Record::peek(&head) else { return Ok(None) };
-        let size = RECORD_HEADER_SIZE as u64 + record.key_length as u64 + record.value_length;
-        Ok((size <= end - offset).then_some((record, offset)))
+        let size = record_size(record.key_length, record.value_length);
+        let room = self.record_room(offset).unwrap_or(0).min(end - offset);
+        Ok((size <= room).then_some((record, offset)))
     }
 
     /// What the entry of a word says; `None` if it is gone meanwhile.
@@ -375,7 +378,7 @@ impl Flat {
         let seen = self.with_entry(place, since, |entry, version| {
             let attributes = attributes_of(entry);
             match entry.action {
-                _ if self.is_expired(attributes.expires_at) => Seen::Gone,
+                _ if self.clock.is_expired(attributes.expires_at) => Seen::Gone,
                 Action::Value(value) => Seen::Value(Value::small(value, version, attributes)),
                 Action::Pointer(line) => Seen::Record(line, version, attributes),
                 Action::Delete(_) => Seen::Gone,
@@ -422,7 +425,7 @@ impl Flat {
         self.with_entry(place, since, |entry, version| {
             let attributes = attributes_of(entry);
             match entry.action {
-                Action::Value(value) if !self.is_expired(attributes.expires_at) => {
+                Action::Value(value) if !self.clock.is_expired(attributes.expires_at) => {
                     Shown::Item(show(value, version, attributes))
                 }
                 _ => Shown::Nothing,

@@ -25,7 +25,7 @@ use crate::options::{EngineKind, Progress};
 use esker_base::ids::Version;
 use esker_base::rng::secret;
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::backup::ManifestEntry;
+use esker_format::backup::{FlatManifest, ManifestEntry};
 use esker_format::flat::{
     CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, IndexKind, RESTORING,
     SESSION_OFFSET, SUPERBLOCK_OFFSETS, Session, Superblock,
@@ -35,7 +35,7 @@ use esker_media::{BufferPool, Pmem};
 /// Bytes of zeros that are written at once.
 const ZEROS: usize = 64 << 10;
 
-impl Backup<'_, Superblock> {
+impl Backup<'_, FlatManifest> {
     /// Size of the memory that was backed up, in bytes.
     pub(crate) fn memory_size_bytes(&self) -> u64 {
         self.manifest.superblock.size_bytes
@@ -151,7 +151,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    fn write_chunk(&self, backup: &Backup<'_, Superblock>, entry: &ManifestEntry) -> Result<()> {
+    fn write_chunk(&self, backup: &Backup<'_, FlatManifest>, entry: &ManifestEntry) -> Result<()> {
         let start = self.layout.start_of(entry.id.0);
         backup.each_piece(&self.pool, entry, &mut |at, buffer| self.write(start + at, buffer))?;
         // Z3: batches of the same incarnation may stand there.
@@ -190,7 +190,7 @@ impl Target<'_> {
 /// # Errors
 /// `InvalidArgument` if the memory holds something or is too small, `Corrupted` naming the file of the backup, `Io`.
 pub(crate) fn restore(
-    backup: &Backup<'_, Superblock>,
+    backup: &Backup<'_, FlatManifest>,
     memory: &dyn Pmem,
     format: bool,
     progress: &Progress,

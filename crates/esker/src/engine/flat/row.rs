@@ -70,7 +70,7 @@ impl Flat {
             Use::Free => Some(Moved { bytes: 0, entries: 0 }),
             _ if self.hold.holds(number) => None,
             Use::Log if chunk.is_published() => {
-                Some(Moved { bytes: chunk.live_bytes(self.now()), entries: 0 })
+                Some(Moved { bytes: chunk.live_bytes(self.clock.now()), entries: 0 })
             }
             Use::Blocks => {
                 let entries = u64::from(chunk.live.load(Ordering::Relaxed));

@@ -324,7 +324,7 @@ fn a_clear_that_comes_behind_a_stop_is_refused() {
 fn the_newest_entry_counts_wherever_versions_stand() {
     // Where the two bytes of a stamp, the half of a version that a check folds, and its sign go over, and near the end.
     let firsts =
-        [1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 33, 1 << 48, 1 << 63, NUMBER_END - (1 << 20)];
+        [1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 33, 1 << 48, 1 << 61, NUMBER_END - (1 << 20)];
     for (engine, first) in [EngineKind::FlatCceh, EngineKind::FlatMasstree]
         .into_iter()
         .flat_map(|engine| firsts.map(|first| (engine, first)))

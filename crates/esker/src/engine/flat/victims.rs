@@ -246,7 +246,7 @@ impl Flat {
         unneeded: bool,
     ) -> impl Fn(u32, &Chunk) -> Option<(u64, u64, u32)> + use<'c> {
         let tombstones = unneeded && self.tombstones.load(Ordering::Relaxed) > 0;
-        let (now, room) = (self.now(), self.layout.room());
+        let (now, room) = (self.clock.now(), self.layout.room());
         // Lines are filled up everywhere, a little. Of entries that take next to nothing the records come free.
         let of_bytes = if gain == Gain::Any { Gain::Some } else { gain };
         let (group, damaged) = (cleaner.group, &cleaner.damaged);
@@ -272,7 +272,7 @@ impl Flat {
 
     /// Ends the logs of which enough entries do not count, or `all`.
     fn seal_worth(&self, cleaner: &mut Cleaner, gain: Gain, all: bool) -> Result<bool> {
-        let now = self.now();
+        let now = self.clock.now();
         let is_worth = |chunk: &Chunk| {
             let (entries, dead) = chunk.counts_by(now);
             all && entries > 0 || gain.is_enough(dead.into(), entries.into())
@@ -292,7 +292,7 @@ impl Flat {
 
     /// Bytes of the logs of a group that would come free if all were cleaned.
     fn dead_bytes(&self, group: usize) -> u64 {
-        let now = self.now();
+        let now = self.clock.now();
         let is_of = |number| self.group_of_log(number) == group;
         let logs = self.chunks.iter().filter(|(number, chunk)| chunk.is_log() && is_of(*number));
         let dead = |chunk: &Chunk| {

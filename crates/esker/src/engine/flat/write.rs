@@ -30,15 +30,6 @@ pub(super) struct Prepared<'a> {
     pub(super) record: Option<u64>,
 }
 
-/// What the index was asked about a key before it follows its new entry.
-enum Asked<'a> {
-    Nothing,
-    /// Where the key is in the ordered index.
-    Near(Near<'a>),
-    /// The key's word.
-    Found(Result<Option<Word>>),
-}
-
 impl Flat {
     pub(super) fn check_key(&self, key: &[u8], operation: &'static str) -> Result<()> {
         if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
@@ -93,13 +84,14 @@ impl Flat {
             }
             (found, false)
         };
+        let mut near = if late { self.index.near(key) } else { None };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
-        let mut asked = Asked::Nothing;
-        let meanwhile = || {
-            if late {
-                asked = self.ask(hash, key);
-            }
+        let mut asked = None;
+        let meanwhile = || match &mut near {
+            Some(near) => near.go_on(key),
+            None if late => asked = Some(self.find(hash, key)),
+            None => {}
         };
         let placed = self.append_prepared(core, &lock, &prepared, meanwhile)?;
         self.note_expiry(placed.word, attributes);
@@ -110,16 +102,12 @@ impl Flat {
             self.publish(hash, key, found, placed.word)?;
             return Ok(Outcome::Stored(placed.version));
         }
-        if let Asked::Nothing = asked {
-            asked = self.ask(hash, key);
-        }
-        match asked {
-            Asked::Nothing => {}
-            Asked::Near(near) => self.publish_near(near, hash, key, placed.word)?,
-            Asked::Found(found) => {
-                let found = found.map_err(|error| self.poison(&error))?;
-                self.publish(hash, key, found, placed.word)?;
-            }
+        if let Some(near) = near {
+            self.publish_near(near, hash, key, placed.word)?;
+        } else {
+            let found = asked.unwrap_or_else(|| self.find(hash, key));
+            let found = found.map_err(|error| self.poison(&error))?;
+            self.publish(hash, key, found, placed.word)?;
         }
         Ok(Outcome::Stored(placed.version))
     }
@@ -151,15 +139,6 @@ impl Flat {
         }
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
-    }
-
-    /// What the index knows of a key whose lock the caller holds, if it knows without looking at entries.
-    #[inline]
-    fn ask(&self, hash: u64, key: &[u8]) -> Asked<'_> {
-        match self.index.near(key) {
-            Some(near) => Asked::Near(near),
-            None => Asked::Found(self.find(hash, key)),
-        }
     }
 
     /// The word of a key whose lock the caller holds, and what its entry says, or `damaged` if that is, of the word, or nobody knows if
@@ -195,17 +174,8 @@ impl Flat {
 
     /// Why the condition does not hold, if it does not.
     fn decide(&self, condition: Condition, known: Option<Known>) -> Option<Outcome> {
-        let live = known.filter(|known| known.exists && !self.is_expired(known.expires_at));
-        match (condition, live) {
-            (Condition::Always, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => {
-                None
-            }
-            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
-            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
-            (Condition::VersionIs(version), Some(live)) => {
-                (live.version != version).then_some(Outcome::VersionDiffers)
-            }
-        }
+        let live = known.filter(|known| known.exists && !self.clock.is_expired(known.expires_at));
+        condition.refused(live.map(|live| live.version))
     }
 
     /// How a key stands in an entry.

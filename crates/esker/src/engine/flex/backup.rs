@@ -10,23 +10,22 @@
 //! Files are durable before the manifest names them, and it gets its name at once; older files go last. A crash or an
 //! error leaves the earlier backup, and files that the next one removes.
 
+use super::Flex;
 use super::expired::expiry_of;
-use super::{Flex, sites};
 use crate::backup::BackupReport;
-use crate::engine::Engine;
+use crate::engine::backup::{publish, read_manifest, remove_unnamed};
+use crate::engine::{self, Engine};
 use crate::options::Progress;
 use crate::store::Direction;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::Flaw;
-use esker_format::backup::{MANIFEST_NAME, MANIFEST_NEW_NAME};
 use esker_format::flex_db::backup::{
-    BACKUP_ENTRY_SIZE, BACKUP_HEADER_SIZE, BackupEntry, BackupForm, FlexBackup, is_backup_file,
+    BACKUP_ENTRY_SIZE, BACKUP_HEADER_SIZE, BackupEntry, BackupForm, FlexBackup,
 };
 use esker_format::flex_db::{Content, Pair, RunWriter};
 use esker_media::Archive;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Bound;
 use std::ops::ControlFlow::Continue;
 
@@ -38,34 +37,6 @@ const PART_BYTES_MIN: usize = 64 << 10;
 const PART_BYTES_MAX: usize = 8 << 20;
 /// No manifest is larger: a backup of more files fails before it is one.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 1 << 30;
-
-/// Reads the manifest of an archive, if there is one.
-///
-/// # Errors
-/// `Corrupted` naming the file, `UnsupportedFormat`, `Io`; `InvalidArgument` if the folder holds something else.
-pub(super) fn read_manifest(archive: &dyn Archive) -> Result<Option<FlexBackup>> {
-    const OPERATION: &str = "read backup";
-    let named = |error: Error| error.device(format!("{}/{MANIFEST_NAME}", archive.name()));
-    let Some(size) = archive.size_bytes_of(MANIFEST_NAME)? else {
-        let ours = |name: &String| name == MANIFEST_NEW_NAME || is_backup_file(name);
-        if let Some(other) = archive.list()?.into_iter().find(|name| !ours(name)) {
-            let words = format!("the folder holds {other:?}, which is no part of a backup");
-            return Err(Error::invalid(OPERATION, words).device(archive.name()));
-        }
-        return Ok(None);
-    };
-    let mut bytes = vec![0; usize::try_from(size.min(MANIFEST_BYTES_MAX)).unwrap_or(0)];
-    let read = archive.read_at(MANIFEST_NAME, 0, &mut bytes)?;
-    let decoded = FlexBackup::decode(bytes.get(..read).unwrap_or_default());
-    decoded.map(Some).map_err(|flaw| match flaw {
-        Flaw::Version(version) => {
-            let words = format!("format version {version} is not known to this build");
-            named(Error::new(ErrorKind::UnsupportedFormat, OPERATION).context(words))
-        }
-        Flaw::Magic => named(Error::invalid(OPERATION, "no backup of a store of flex")),
-        flaw => named(Error::corrupted(OPERATION, flaw.to_string())),
-    })
-}
 
 /// A backup that is being made.
 struct Making<'a> {
@@ -99,7 +70,7 @@ impl Making<'_> {
             && !self.add_large(number, length)?
         {
             // The time of the pair may have come meanwhile. What was copied is no file of the backup.
-            return match self.flex.is_expired(expiry_of(&pair.content)) {
+            return match self.flex.clock.is_expired(expiry_of(&pair.content)) {
                 true => Ok(()),
                 false => Err(self.flex.damaged("a large value is missing")),
             };
@@ -137,7 +108,7 @@ impl Making<'_> {
             None => {
                 let mut writer = self.archive.create(&entry.file_name())?;
                 writer.write(&bytes)?;
-                writer.finish(sites::BACKUP_FILE_FLUSH)?;
+                writer.finish(engine::sites::BACKUP_FILE_FLUSH)?;
                 self.copied(&entry);
             }
         }
@@ -171,7 +142,7 @@ impl Making<'_> {
         if !found {
             return Ok(false);
         }
-        writer.finish(sites::BACKUP_FILE_FLUSH)?;
+        writer.finish(engine::sites::BACKUP_FILE_FLUSH)?;
         entry.checksum = checksum.finish();
         self.copied(&entry);
         self.name(entry).map(|()| true)
@@ -209,7 +180,7 @@ impl Flex {
             return Err(Error::new(ErrorKind::Locked, BACK_UP)
                 .context("another backup of this store is under way"));
         };
-        let earlier = read_manifest(archive)?;
+        let earlier: Option<FlexBackup> = read_manifest(archive)?;
         if earlier.as_ref().is_some_and(|earlier| earlier.store_id != self.store_id) {
             let words = "the folder has backups of another store";
             return Err(Error::invalid(BACK_UP, words).device(archive.name()));
@@ -288,7 +259,7 @@ impl Flex {
             making.progress.check(BACK_UP)?;
             // Behind the read: it was kept until then.
             self.check_kept()?;
-            if self.is_expired(expiry_of(&pair.content)) {
+            if self.clock.is_expired(expiry_of(&pair.content)) {
                 // Its large value may be gone meanwhile.
                 return Ok(Continue(()));
             }
@@ -306,32 +277,6 @@ impl Flex {
         making.progress.report(all, all);
         Ok(())
     }
-}
-
-/// Makes the manifest the one of the archive, and removes what it does not name.
-fn publish(archive: &dyn Archive, manifest: &FlexBackup) -> Result<()> {
-    // PERSIST: the files and their names, before a manifest names them. Crash before: the earlier manifest, and files
-    //          that nobody names.
-    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
-    let mut writer = archive.create(MANIFEST_NEW_NAME)?;
-    writer.write(&manifest.encode())?;
-    writer.finish(sites::BACKUP_FILE_FLUSH)?;
-    archive.rename(MANIFEST_NEW_NAME, MANIFEST_NAME)?;
-    // PERSIST: the new manifest's name, before files go that only the earlier one names.
-    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
-    remove_unnamed(archive, Some(manifest))
-}
-
-/// Removes the files that the manifest of an archive does not name, if there is one: before a backup what those that failed have left.
-fn remove_unnamed(archive: &dyn Archive, manifest: Option<&FlexBackup>) -> Result<()> {
-    let entries = manifest.into_iter().flat_map(|manifest| &manifest.entries);
-    let named: HashSet<String> = entries.map(BackupEntry::file_name).collect();
-    for name in archive.list()? {
-        if is_backup_file(&name) && !named.contains(&name) {
-            archive.remove(&name)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -359,11 +304,12 @@ mod tests {
         let archive = SimArchive::new();
         let back_up = || flex.backup_store(&archive, &Progress::default());
         assert_eq!(back_up().unwrap().segments_copied, 6);
-        let before = read_manifest(&archive).unwrap().unwrap();
+        let read = || read_manifest::<FlexBackup>(&archive).unwrap().unwrap();
+        let before = read();
         put(&flex, 5);
         let error = back_up().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert_eq!(read_manifest(&archive).unwrap().unwrap(), before);
+        assert_eq!(read(), before);
         for entry in &before.entries {
             let size = archive.size_bytes_of(&entry.file_name()).unwrap();
             assert_eq!(size, Some(entry.length_bytes), "{}", entry.file_name());
@@ -371,7 +317,7 @@ mod tests {
         // With one value less it is possible again.
         flex.delete(&[0], None).unwrap();
         assert_eq!(back_up().unwrap().segments_copied, 2);
-        assert_eq!(read_manifest(&archive).unwrap().unwrap().number, before.number + 1);
+        assert_eq!(read().number, before.number + 1);
         flex.close().unwrap();
     }
 }

@@ -206,7 +206,7 @@ impl Flex {
         }
         let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
         let mut seen = Seen::default();
-        let now = self.unix_seconds();
+        let now = self.clock.now();
         let gone = (self.index.appended_bytes(), self.index.expired_bytes(now));
         committer.sweep.begin(gone, now, self.index.size_bytes(), self.room_of_intervals());
         while let Some(first) = entries.key() {

@@ -189,14 +189,7 @@ impl Engine for Flex {
     fn stats(&self) -> Stats {
         let space = self.space.stat();
         let tables: u64 = self.tables().all().map(|table| table.len()).sum();
-        let mut device = space.data;
-        for counters in [space.tree, space.log].into_iter().chain(self.wal.counters()) {
-            device.reads += counters.reads;
-            device.read_bytes += counters.read_bytes;
-            device.writes += counters.writes;
-            device.write_bytes += counters.write_bytes;
-            device.flushes += counters.flushes;
-        }
+        let devices = [space.data, space.tree, space.log].into_iter().chain(self.wal.counters());
         Stats {
             items: self.index.pairs() + tables,
             live_bytes: space.data_bytes,
@@ -207,7 +200,7 @@ impl Engine for Flex {
             index_capacity: self.index.intervals(),
             index_bytes: self.index.memory_bytes() + self.large.memory_bytes(),
             last_version: Version(self.wal.last_version()),
-            device,
+            device: devices.sum(),
             record_cache: [0, 0, self.index.cached_bytes()],
             read_only: self.wal.failure().or(self.space.failure()).map(|error| error.to_string()),
             ..Stats::default()

@@ -21,7 +21,6 @@ use super::Flex;
 use super::merge::{Merged, size_of};
 use crate::engine::expiries::Expiries;
 use esker_format::flex_db::Content;
-use std::sync::atomic::Ordering;
 
 /// Seconds after which somebody looks again for a pair that has expired and stays, because a snapshot sees an older one.
 pub(super) const AGAIN_SECONDS: u64 = 60;
@@ -100,18 +99,7 @@ pub(super) fn add_expiry<'a>(pair: Merged<'a>, now: u64, expiries: &mut Expiries
 }
 
 impl Flex {
-    /// Wall time, in Unix seconds: the latest that was seen, so that a clock that jumps back brings nothing back.
-    pub(super) fn unix_seconds(&self) -> u64 {
-        let now = self.clock.unix_seconds();
-        now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed))
-    }
-
-    #[inline]
-    pub(super) fn is_expired(&self, expires_at: Option<u64>) -> bool {
-        expires_at.is_some_and(|expires_at| self.unix_seconds() >= expires_at)
-    }
-
     pub(super) fn moment(&self) -> Moment {
-        Moment { now: self.unix_seconds(), snapshots: self.snapshots.all() }
+        Moment { now: self.clock.now(), snapshots: self.snapshots.all() }
     }
 }

@@ -45,7 +45,7 @@ impl FlexFiles {
         };
         let [even, odd] = STORE_LOGS.map(|name| (name, log_size_bytes));
         let logs = [file(even)?, file(odd)?];
-        if !space.is_made(options)? && !options.format {
+        if !space.is_made(options)? && !options.format && !space.is_being_restored()? {
             logs.iter().try_for_each(|log| refuse_remains(&**log, 0))?;
         }
         let index = file(INDEX)?;

@@ -70,13 +70,13 @@ pub use files::FlexFiles;
 
 use crate::engine::background::Background;
 use crate::engine::closing::Closing;
+use crate::engine::wall::Wall;
 use crate::flex::Space;
 use crate::options::{Durability, FlexOptions};
 #[cfg(test)]
 use crate::options::{EngineKind, Options};
 use commit::Committer;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
-use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::ROOT_SIZE;
@@ -140,9 +140,7 @@ pub(crate) struct Flex {
     capacity_bytes: u64,
     bounds: room::Bounds,
     durability: Durability,
-    clock: Arc<dyn Clock>,
-    /// Latest wall time seen, so that a clock that jumps back brings nothing back.
-    latest_unix_seconds: AtomicU64,
+    clock: Wall,
     fruitless: room::Fruitless,
     /// The generation of a table in which scans go past much that is deleted.
     littered: AtomicU64,

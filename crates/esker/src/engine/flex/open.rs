@@ -5,8 +5,9 @@
 //! ```
 //!
 //! # Failure
-//! A crash while a store is made leaves none, or an empty one. An open that fails leaves everything as it was. Where a table that was found
-//! does not get to the space, the store is as if that had happened while it was open: all can be read, and nothing be written.
+//! A crash while a store is made leaves none, or an empty one; while one is restored, from the first write on, one that says so. An open
+//! that fails leaves everything as it was. Where a table that was found does not get to the space, the store is as if that had happened
+//! while it was open: all can be read, and nothing be written.
 
 use super::commit::Committer;
 use super::index::{Index, Leaves};
@@ -17,11 +18,12 @@ use super::snapshots::Snapshots;
 use super::wal::{self, Wal};
 use super::{Flex, FlexFiles, TABLE_GROWN, Tables, large, room, saved, sites, tend};
 use crate::engine::closing::Closing;
+use crate::engine::wall::Wall;
 use crate::flex::{Space, SpaceOptions};
 use crate::options::{Durability, Options};
 use crossbeam_utils::sync::ShardedLock;
 use esker_base::hash::KeyHasher;
-use esker_base::rng::{self, Rng};
+use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{Root, Unfinished};
 use esker_trt::sync;
@@ -117,12 +119,13 @@ impl Flex {
     ) -> Result<Arc<Flex>> {
         let files = match files {
             Some(files) => files,
-            None => open_files(options)?,
+            None => open_files_to(options, true)?,
         };
         let mut options = options.clone();
         if !options.format {
             let name = files.space.data.name().to_owned();
-            let space = Space::open_on(files.space.clone(), &space_options(&options))?;
+            let of_space = SpaceOptions { restoring: true, ..space_options(&options) };
+            let space = Space::open_on(files.space.clone(), &of_space)?;
             if space.size_bytes() > 0
                 && recover::root(&space, None, &name)?.unfinished != Unfinished::Restore
             {
@@ -142,7 +145,9 @@ impl Flex {
     ) -> Result<Arc<Flex>> {
         options.flex.check()?;
         let name = files.space.data.name().to_owned();
-        let space = Space::open_on(files.space.clone(), &space_options(options))?;
+        let restores = restoring.is_some();
+        let of_space = SpaceOptions { restoring: restores, ..space_options(options) };
+        let space = Space::open_on(files.space.clone(), &of_space)?;
         space.expect_no_holes();
         let is_new = space.size_bytes() == 0;
         for device in &files.logs {
@@ -151,7 +156,7 @@ impl Flex {
                 device.reserve(sites::WAL_RESERVE, size, first - size)?;
             }
             if is_new {
-                recover::blank(&**device, restoring.is_some())?;
+                recover::blank(&**device, restores)?;
             }
         }
         if is_new && !options.create && !options.format {
@@ -169,7 +174,7 @@ impl Flex {
             Unfinished::Repair | Unfinished::RepairOfAll => {
                 "a repair of this store did not end: repair it again"
             }
-            Unfinished::Restore if restoring.is_none() => {
+            Unfinished::Restore if !restores => {
                 "a restore of this store did not end: restore again"
             }
             _ => "",
@@ -196,7 +201,7 @@ impl Flex {
                 found.into_iter().collect()
             }
         };
-        if restoring.is_none() {
+        if !restores {
             let ahead = versions_ahead(options.durability, of_flex.memtable_size_bytes);
             recover::note_versions(&space, &mut root, tables.next_version - 1, ahead)?;
         }
@@ -244,8 +249,7 @@ impl Flex {
             capacity_bytes,
             bounds,
             durability: options.durability,
-            clock: Arc::clone(&options.clock),
-            latest_unix_seconds: AtomicU64::new(0),
+            clock: Wall::new(&options.clock),
             fruitless: room::Fruitless::default(),
             littered: AtomicU64::new(0),
             reservations: room::Reservations::default(),
@@ -290,12 +294,17 @@ impl Flex {
 
 /// Opens the files of the store in the folder of `options`, or makes them.
 pub(super) fn open_files(options: &Options) -> Result<FlexFiles> {
+    open_files_to(options, false)
+}
+
+/// As [`open_files`], also to restore what was not restored to the end.
+fn open_files_to(options: &Options, restoring: bool) -> Result<FlexFiles> {
     if !options.devices.is_empty() {
         return Err(Error::invalid("open store", "engine flex takes one path"));
     }
     // Sizes of files depend on them.
     options.flex.check()?;
-    let space = space_options(options);
+    let space = SpaceOptions { restoring, ..space_options(options) };
     if options.format || options.engine_there().is_none() {
         // Before there is a file that nothing fits in.
         room::plan(options.size_bytes, &space.testing.shape)?;
@@ -348,12 +357,7 @@ fn log_first_size(options: &Options) -> u64 {
 }
 
 pub(super) fn identity(options: &Options) -> Result<[u8; 16]> {
-    match options.testing.seed {
-        Some(seed) => {
-            let mut id = [0; 16];
-            Rng::from_seed(seed ^ 0x464C_4558).fill(&mut id);
-            Ok(id)
-        }
-        None => rng::secret(),
-    }
+    let mut id = [0; 16];
+    Rng::seeded(options.testing.seed.map(|seed| seed ^ 0x464C_4558))?.fill(&mut id);
+    Ok(id)
 }

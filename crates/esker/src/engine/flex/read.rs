@@ -193,7 +193,7 @@ impl Flex {
         loop {
             let Some(found) = self.find(key, hash, at, found_of)? else { return Ok(None) };
             // Before a large value is read, which may be gone by now.
-            if self.is_expired(found.expires_at()) {
+            if self.clock.is_expired(found.expires_at()) {
                 return Ok(None);
             }
             let value = match found {

@@ -4,7 +4,7 @@
 //! - O1: logs are replayed in the order of their generations, each as far as its batches follow each other.
 //! - O2: what was found is durable before anybody reads it, and stays in its log until its table is in the space.
 //! - O3: a batch that does not count ends its log, unless there is proof that it was durable: that is damage, and the open
-//!   fails. So does it if a log is missing between what the root names and those that are there.
+//!   fails. So does it if a log is missing between what the root names and those that are there, or is in the file of the other one.
 //! - O4: the headers of batches that do not count, and whose generation comes again, are gone, durably, before anything
 //!   else is written. Else a later batch, torn in its turn, could make a lost one whole that ends in the same
 //!   bytes, or go before lost ones that follow it.
@@ -76,6 +76,8 @@ pub(super) fn root(space: &Space, fresh: Option<Root>, name: &str) -> Result<Roo
 /// A log that is read from its start.
 pub(super) struct Reader<'a> {
     device: &'a dyn BlockDevice,
+    /// Generations that are even are in the log 0, others in the log 1.
+    number: u64,
     store_id: &'a [u8; 16],
     block: u64,
     pool: BufferPool,
@@ -88,8 +90,10 @@ pub(super) fn readers<'a>(
 ) -> [Reader<'a>; 2] {
     let block =
         devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
+    let mut number = 0..;
     devices.map(|device| Reader {
         device,
+        number: number.next().unwrap_or(0),
         store_id,
         block: u64::from(block.max(512)),
         pool: BufferPool::default(),
@@ -148,6 +152,16 @@ impl Reader<'_> {
         Err(Error::corrupted(OPERATION, "the log does not begin with a batch")
             .device(self.device.name())
             .at(0, BATCH_HEADER_SIZE as u64))
+    }
+
+    /// Fails if this generation belongs in the other log. The next one would be written over it, before its table is in the space.
+    pub(super) fn check_place(&self, generation: u64) -> Result<()> {
+        if generation % 2 == self.number {
+            return Ok(());
+        }
+        let words =
+            "this is the log with the other number: the names of the two files were exchanged";
+        Err(Error::corrupted(OPERATION, words).device(self.device.name()))
     }
 
     /// Walks over the batches that follow each other from the start.
@@ -270,6 +284,7 @@ pub(super) fn logs(
             reader.check_start()?;
         }
         let log = reader.walk(|_, _| Ok(()))?;
+        log.as_ref().map_or(Ok(()), |log| reader.check_place(log.generation))?;
         lost.push((reader, reader.lost_batches(log.as_ref(), root.committed_generation)?));
         if let Some(log) = log {
             let is_old = log.generation <= root.committed_generation;

@@ -1,31 +1,27 @@
 //! Restoring: a store from a backup, in a place that holds none.
 //!
 //! # Invariants
-//! - Z1: until everything is durable, the root says that a restore did not end: an open refuses the store.
+//! - Z1: until everything is durable, the root says that a restore did not end, and until there is a root the places of the space's headers
+//!   do: an open refuses the store.
 //! - Z2: no byte of the backup is believed before its checksum was compared.
 //!
 //! # Failure
 //! A crash or an error leaves a store that is refused by an open, until it is restored again.
 
-use super::backup::read_manifest;
 use super::commit::{Committer, GROUP_BYTES_MAX, GROUP_PAIRS_MAX};
 use super::open::Restoring;
 use super::{Flex, FlexFiles};
 use crate::backup::RestoreReport;
+use crate::engine::backup::Backup;
 use crate::options::Options;
-use esker_base::checksum::Crc32c;
 use esker_base::ids::Version;
 use esker_base::units::format_size_bytes;
-use esker_base::{Error, ErrorKind, Result};
-use esker_format::Flaw;
+use esker_base::{ErrorKind, Result};
 use esker_format::backup::MANIFEST_NAME;
 use esker_format::flex_db::backup::{BACKUP_MAGIC, BackupEntry, BackupForm, FlexBackup};
 use esker_format::flex_db::{Content, Pair, Run, RunWriter, Unfinished};
-use esker_media::Archive;
+use esker_media::{Archive, BufferPool};
 use std::collections::HashMap;
-
-/// Bytes that are read at once.
-const READ_BYTES: usize = 1 << 20;
 
 /// Whether the backup in an archive is one of a store of `flex`.
 pub(crate) fn is_flex(archive: &dyn Archive) -> Result<bool> {
@@ -37,50 +33,14 @@ pub(crate) fn is_flex(archive: &dyn Archive) -> Result<bool> {
     Ok(magic == BACKUP_MAGIC)
 }
 
-/// A backup that is there.
-struct Backup<'a> {
-    archive: &'a dyn Archive,
-    manifest: FlexBackup,
-}
-
-impl Backup<'_> {
-    /// Gives the bytes of a file to `visit`, piece by piece; then compares the checksum.
-    fn each_piece(&self, entry: &BackupEntry, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let name = entry.file_name();
-        let damaged = |words: &str| {
-            let device = format!("{}/{name}", self.archive.name());
-            Err(Error::corrupted("read backup", words.to_owned()).device(device))
-        };
-        if self.archive.size_bytes_of(&name)? != Some(entry.length_bytes) {
-            return damaged("the file is missing, or not as long as the manifest says");
-        }
-        let mut buffer = vec![0; READ_BYTES];
-        let mut checksum = Crc32c::new();
-        let mut at = 0;
-        while at < entry.length_bytes {
-            let read = self.archive.read_at(&name, at, &mut buffer)?;
-            let bytes = buffer.get(..read).unwrap_or_default();
-            if bytes.is_empty() {
-                return damaged("the file is cut short");
-            }
-            checksum.update(bytes);
-            visit(bytes);
-            at += bytes.len() as u64;
-        }
-        if checksum.finish() != entry.checksum && !super::sites::RESTORE_CHECKSUM.disabled() {
-            return damaged("checksum does not match");
-        }
-        Ok(())
-    }
-
+impl Backup<'_, FlexBackup> {
     fn bytes_of(&self, entry: &BackupEntry) -> Result<Vec<u8>> {
         let mut all = Vec::new();
-        self.each_piece(entry, &mut |bytes| all.extend_from_slice(bytes))?;
+        self.each_piece(&BufferPool::new(0), entry, &mut |_, bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
         Ok(all)
-    }
-
-    fn damaged(&self, words: &str) -> Error {
-        Error::corrupted("read backup", words.to_owned()).device(self.archive.name())
     }
 }
 
@@ -93,13 +53,9 @@ pub(crate) fn restore(
     files: Option<FlexFiles>,
     options: &Options,
 ) -> Result<RestoreReport> {
-    let Some(manifest) = read_manifest(archive)? else {
-        let words = "there is no backup in this folder";
-        return Err(Error::invalid("read backup", words).device(archive.name()));
-    };
-    let backup = Backup { archive, manifest };
+    let backup: Backup<'_, FlexBackup> = Backup::open(archive)?;
     // Z2, and all of it before anything is replaced.
-    backup.manifest.entries.iter().try_for_each(|entry| backup.each_piece(entry, &mut |_| ()))?;
+    backup.verify(&BufferPool::new(0))?;
     let mut sized = options.clone();
     sized.create = true;
     sized.testing.background = false;
@@ -122,7 +78,7 @@ pub(crate) fn restore(
 }
 
 impl Flex {
-    fn take_in(&self, backup: &Backup<'_>, options: &Options) -> Result<RestoreReport> {
+    fn take_in(&self, backup: &Backup<'_, FlexBackup>, options: &Options) -> Result<RestoreReport> {
         let mut report = RestoreReport {
             last_version: Version(backup.manifest.last_version),
             ..RestoreReport::default()
@@ -142,8 +98,7 @@ impl Flex {
             report.segments += 1;
             report.bytes += entry.length_bytes;
             if entry.form == BackupForm::Part {
-                let bytes = backup.bytes_of(entry)?;
-                self.take_in_part(&mut committer, backup, &bytes, &values, &mut last)?;
+                self.take_in_part(&mut committer, backup, entry, &values, &mut last)?;
             }
         }
         options.progress.report(entries.len() as u64, entries.len() as u64);
@@ -154,21 +109,22 @@ impl Flex {
     fn take_in_part(
         &self,
         committer: &mut Committer,
-        backup: &Backup<'_>,
-        bytes: &[u8],
+        backup: &Backup<'_, FlexBackup>,
+        part: &BackupEntry,
         values: &HashMap<u64, &BackupEntry>,
         last: &mut Vec<u8>,
     ) -> Result<()> {
-        let damaged = |flaw: Flaw| backup.damaged(&flaw.to_string());
-        let mut rest = bytes;
+        let damaged = |words: &str| backup.damaged(part, words);
+        let bytes = backup.bytes_of(part)?;
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
-            let run = Run::take(&mut rest, || false).map_err(damaged)?;
+            let run = Run::take(&mut rest, || false).map_err(|flaw| damaged(&flaw.to_string()))?;
             let mut pairs = run.pairs();
             let mut group = RunWriter::new(0);
             for _ in 0..run.count {
-                let pair = pairs.next().ok_or_else(|| backup.damaged("a pair is not whole"))?;
+                let pair = pairs.next().ok_or_else(|| damaged("a pair is not whole"))?;
                 if pair.key <= last[..] {
-                    return Err(backup.damaged("keys are out of order"));
+                    return Err(damaged("keys are out of order"));
                 }
                 if group.count() >= GROUP_PAIRS_MAX || group.size_bytes() >= GROUP_BYTES_MAX {
                     self.put_group(committer, &group, last)?;
@@ -179,7 +135,7 @@ impl Flex {
                     Content::Large(extra, number, length) => {
                         let entry = values
                             .get(&number)
-                            .ok_or_else(|| backup.damaged("a large value is missing"))?;
+                            .ok_or_else(|| damaged("a large value is missing"))?;
                         let bytes = backup.bytes_of(entry)?;
                         let mut reserved = self.reserve(Flex::large_size(last, &bytes));
                         let mut staged = self.stage(last, &bytes, &mut reserved)?;

@@ -199,7 +199,9 @@ impl Flex {
 
     /// Whether so many bytes more are within what puts may take, and the file system has segments for all.
     fn has_room(&self, bytes: u64) -> bool {
-        self.is_within(bytes) && self.bytes_backed(bytes) <= self.space.room()
+        let (stored, new) = (self.stored_bytes(), self.coming_bytes() + bytes);
+        stored + new <= self.stored_bytes_max()
+            && self.bounds.backed(stored, new) <= self.space.room()
     }
 
     /// Whether so many bytes more are within what puts may take.
@@ -219,7 +221,7 @@ impl Flex {
 
     /// As [`Flex::has_room`], once the file system gave what is missing. One that had none is asked again now and then.
     fn grow_for(&self, bytes: u64) -> Result<bool> {
-        if self.space.is_full() && self.fruitless.is_recent(&*self.clock, self.unix_seconds()) {
+        if self.space.is_full() && self.fruitless.is_recent(&*self.clock, self.clock.now()) {
             return Ok(false);
         }
         self.reach(bytes)
@@ -301,14 +303,14 @@ impl Flex {
 
     /// Makes room for so many bytes out of what does not count any more. Whether there is some.
     fn find_room(&self, bytes: u64) -> Result<bool> {
-        let mut now = self.unix_seconds();
+        let mut now = self.clock.now();
         let version = self.wal.last_version();
         if self.fruitless.is_recent(&*self.clock, now) {
             if !self.fruitless.was_written_since(version) {
                 return Ok(false);
             }
             esker_trt::sleep(self.fruitless.left(&*self.clock));
-            now = self.unix_seconds();
+            now = self.clock.now();
             if self.has_room(bytes) {
                 return Ok(true);
             }
@@ -361,7 +363,7 @@ impl Flex {
         committer: &mut Committer,
         has_room: &dyn Fn(u64) -> bool,
     ) -> Result<bool> {
-        let (now, since) = (self.unix_seconds(), self.clock.monotonic());
+        let (now, since) = (self.clock.now(), self.clock.monotonic());
         let passed = || self.clock.monotonic().saturating_sub(since);
         let goal = self.capacity_bytes / AT_ONCE_SHARE;
         // What was found by an open tells nothing before somebody looked inside.

@@ -535,7 +535,7 @@ impl Flex {
         match pair.content {
             Content::Put(extra, value) => {
                 let attributes = attributes_of(&extra);
-                if self.is_expired(attributes.expires_at) {
+                if self.clock.is_expired(attributes.expires_at) {
                     return Ok(Continue(()));
                 }
                 let version = Version(pair.version);

@@ -49,10 +49,4 @@ esker_base::sites! {
     pub INDEX_CHECKSUM: Checksum = "flexdb.index.checksum";
     /// It is of the space as it is.
     pub INDEX_GENERATION: Compare = "flexdb.index.generation";
-    /// Makes a file of a backup durable before the manifest names it.
-    pub BACKUP_FILE_FLUSH: Flush = "flexdb.backup.file.flush";
-    /// Makes names in the folder of a backup durable, in their order.
-    pub BACKUP_FOLDER_FLUSH: Flush = "flexdb.backup.folder.flush";
-    /// A file of a backup has its checksum.
-    pub RESTORE_CHECKSUM: Checksum = "flexdb.restore.checksum";
 }

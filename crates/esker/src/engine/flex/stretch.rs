@@ -98,7 +98,7 @@ impl Flex {
 
     /// Brings the neighbours of `key` together, those that are in several places.
     pub(super) fn gather(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
-        let within = (0, self.unix_seconds());
+        let within = (0, self.clock.now());
         let leaf = self.index.neighbours(key, within, &|leaf, _| leaf.runs > leaf.count);
         self.index.settle(key);
         if self.is_stretch(&leaf) {

@@ -234,7 +234,7 @@ impl Flex {
             return Ok(None);
         }
         let is_much = bytes > self.options.memtable_size_bytes / TABLE_SHARE || self.deletes_much();
-        if (is_much || self.has_expired_table(self.unix_seconds())) && is_free {
+        if (is_much || self.has_expired_table(self.clock.now())) && is_free {
             self.change_table(table)?;
             rest.seen = (self.tables().active.generation, 0, now);
             return Ok(Some(Duration::ZERO));
@@ -254,7 +254,7 @@ impl Flex {
             Some(at) => {
                 let (looked, _) = rest.expired;
                 if looked.is_zero() || now >= looked + LOOKS {
-                    rest.expired = (now, self.index.expired_bytes(self.unix_seconds()));
+                    rest.expired = (now, self.index.expired_bytes(self.clock.now()));
                 }
                 rest.at = self.sweep_at_rest(&at, rest.expired.1)?;
                 true
@@ -277,7 +277,7 @@ impl Flex {
 
     /// Whether much has expired since all leaves were looked at: what did not count then was brought out.
     fn has_expired_at_rest(&self, rest: &mut Rest, now: Duration) -> bool {
-        let time = self.unix_seconds();
+        let time = self.clock.now();
         if !self.index.has_expired(time) || now < rest.looked + LOOKS {
             return false;
         }
@@ -306,7 +306,7 @@ impl Flex {
             let is_worth = |leaf: &LeafSums| leaf.appended > 0 || leaf.expired > 0;
             let mut committer = self.committer.lock();
             // What stayed for a snapshot, too.
-            let now = self.unix_seconds().saturating_add(AGAIN_SECONDS);
+            let now = self.clock.now().saturating_add(AGAIN_SECONDS);
             at = self.sweep_from(&mut committer, &key, now, &is_worth)?;
         }
         self.collect_doubted(&self.committer.lock())?;
@@ -326,7 +326,7 @@ impl Flex {
     fn sweep_at_rest(&self, at: &[u8], expired: u64) -> Result<Option<Vec<u8>>> {
         let mut committer = self.committer.lock();
         let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
-        let now = self.unix_seconds();
+        let now = self.clock.now();
         let sweep = committer.sweep.known();
         let is_much = sweep.is_much((appended, expired), size, DEAD_AT_REST_PERCENT);
         let is_worth = |leaf: &LeafSums| {
@@ -435,7 +435,7 @@ impl Flex {
     /// Leaves to which tables bring nothing may have much that has expired: what credit a commit left is for them, and that for bytes that
     /// it brought and did not append, as where keys grow with time.
     pub(super) fn sweep_expired(&self, brought: u64) -> Result<()> {
-        let now = self.unix_seconds();
+        let now = self.clock.now();
         if !self.index.has_expired(now) {
             return Ok(());
         }

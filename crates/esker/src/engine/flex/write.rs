@@ -95,14 +95,14 @@ impl Flex {
         let covered = self.tables().all().map(|table| table.covered(key, u64::MAX)).max();
         if let Some(latest) = self.pending.latest(hash, key) {
             let exists = latest.exists && covered < Some(latest.version);
-            let exists = exists && !self.is_expired(latest.expires_at);
+            let exists = exists && !self.clock.is_expired(latest.expires_at);
             let version = exists.then_some(latest.version);
             return Ok(Known { version, way: Some(latest.way) });
         }
         let look = |version: u64, content: Content<'_>| match content {
             Content::Put(Extra { expires_at, .. }, _)
             | Content::Large(Extra { expires_at, .. }, ..) => {
-                (!self.is_expired(expires_at.checked_sub(1))).then_some(version)
+                (!self.clock.is_expired(expires_at.checked_sub(1))).then_some(version)
             }
             Content::Delete => None,
         };
@@ -115,15 +115,7 @@ impl Flex {
             return Ok(None);
         }
         let Known { version, way } = self.known_of(key, hash)?;
-        let outcome = match (condition, version) {
-            (Condition::Absent, Some(_)) => Outcome::KeyExists,
-            (Condition::Present | Condition::VersionIs(_), None) => Outcome::KeyMissing,
-            (Condition::VersionIs(wanted), Some(version)) if wanted.0 != version => {
-                Outcome::VersionDiffers
-            }
-            _ => return Ok(None),
-        };
-        Ok(Some(Refused { outcome, way }))
+        Ok(condition.refused(version.map(Version)).map(|outcome| Refused { outcome, way }))
     }
 
     /// Tells of a refusal, when what it rests on counts. The caller has no turn.
@@ -139,7 +131,7 @@ impl Flex {
     pub(super) fn pending_value(&self, key: &[u8]) -> Result<Option<Value>> {
         self.check_key("get", key)?;
         let value = self.pending.value(self.hasher.hash(key), key);
-        Ok(value.filter(|value| !self.is_expired(value.attributes().expires_at)))
+        Ok(value.filter(|value| !self.clock.is_expired(value.attributes().expires_at)))
     }
 
     pub(super) fn put_if(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {

@@ -140,17 +140,6 @@ impl Batching {
         Batching::NaiveHorizontal,
         Batching::PipelinedHorizontal,
     ];
-
-    /// The model in words.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Batching::None => "one at a time",
-            Batching::Vertical => "vertical",
-            Batching::NaiveHorizontal => "naive horizontal",
-            Batching::PipelinedHorizontal => "pipelined horizontal",
-        }
-    }
 }
 
 /// What a [`Batcher`] is made for.

@@ -6,7 +6,9 @@ pub(super) use esker_trt::sync::Signal;
 pub(super) use parking_lot::Mutex;
 
 #[cfg(feature = "shuttle")]
-pub(super) use explored::{Mutex, Signal};
+pub(super) use esker_base::sync::Mutex;
+#[cfg(feature = "shuttle")]
+pub(super) use explored::Signal;
 
 /// How long a thread looks for its result before it is blocked, in turns: about the time of a batch.
 pub(super) const SPINS: u32 = if cfg!(feature = "shuttle") { 0 } else { 96 };
@@ -16,22 +18,9 @@ pub(super) const TURNS: u32 = 24;
 
 #[cfg(feature = "shuttle")]
 mod explored {
-    use shuttle::sync::{Condvar, MutexGuard};
+    use super::Mutex;
+    use shuttle::sync::Condvar;
     use std::sync::PoisonError;
-
-    /// Shuttle's lock with the face of `parking_lot`'s.
-    #[derive(Debug, Default)]
-    pub(in super::super) struct Mutex<T>(shuttle::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(in super::super) fn new(value: T) -> Self {
-            Mutex(shuttle::sync::Mutex::new(value))
-        }
-
-        pub(in super::super) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-    }
 
     /// The run-time's bell for threads of shuttle.
     #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
 //! What a crash leaves damaged is told when the store is opened, and nothing is missing without a word.
 
+use super::super::pack::Emptying;
 use super::*;
 use crate::batch::Batch;
 use crate::value::Condition;
@@ -256,4 +257,34 @@ fn a_put_finds_no_tombstone_any_more_under_a_hash_of_which_something_was_lost() 
     assert!(store.failure.lock().is_none());
     assert_eq!(&*store.get_value(key, &mut |_| Ok(())).unwrap().unwrap(), b"new");
     crash(store);
+}
+
+#[test]
+fn a_length_that_is_damaged_takes_no_more_memory_than_the_place_of_its_record_has() {
+    // In a block, and in chunks of its own.
+    for (engine, size) in KINDS.into_iter().flat_map(|engine| [(engine, 300), (engine, 70 << 10)]) {
+        let memory = blank();
+        let store = opened(&memory, engine).unwrap();
+        let (key, value) = (b"key", vec![7; size]);
+        let attributes = Attributes::default();
+        store.put_value(key, &value, attributes, Condition::Always).unwrap();
+        let offset = record(&store, key);
+        let mut lengths = [0; RECORD_HEADER_SIZE];
+        memory.read(offset, &mut lengths).unwrap();
+        // 512 KiB more: less than the store has.
+        memory.store(DAMAGE, offset + 10, &[lengths[10] ^ 8]).unwrap();
+        let (mut admitted, most) = (0, if size == 300 { 1 << 10 } else { 2 * CHUNK_SIZE });
+        let read = store.get_value(key, &mut |bytes| {
+            admitted = bytes.max(admitted);
+            Ok(())
+        });
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::Corrupted, "{engine}, {size}");
+        admitted = admitted.max(store.value_size(key));
+        assert!(admitted <= most, "{engine}, {size}: {admitted} bytes");
+        let line = offset / esker_format::flat::LINE as u64;
+        assert_eq!(store.move_record(&Emptying::default(), key, line).unwrap(), None);
+        let kept = store.pool.idle_bytes() as u64;
+        assert!(kept <= most, "{engine}, {size}: {kept} bytes for a move");
+        crash(store);
+    }
 }

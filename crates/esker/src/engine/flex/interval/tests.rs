@@ -1,6 +1,11 @@
 //! Intervals in memory, on their own.
 
 use super::*;
+use crate::engine::Engine;
+use crate::engine::flex::{ROOT_BYTES, opened_in};
+use crate::flex::Splice;
+use esker_base::ErrorKind;
+use esker_base::checksum::crc32c;
 use esker_base::rng::Rng;
 use esker_format::flex_db::{Content, Extra, RunWriter};
 
@@ -98,5 +103,34 @@ fn intervals_that_somebody_passes_are_those_that_others_keep() {
             assert!(Interval::pass(bytes.clone(), count - 1).is_err(), "one more than is there");
             assert!(Interval::pass(bytes, count + 1).is_err(), "one less");
         }
+    }
+}
+
+/// A run that says that it has so many pairs, with one of a key and a right checksum.
+fn run_that_says(kind: u8, count: &[u8], key: u8) -> Vec<u8> {
+    let anchor: &[u8] = if kind == 1 { &[0] } else { &[] };
+    let body = [count, &[1], anchor, &[1, 4, 0, key, b'v']].concat();
+    let checked = [&[kind, u8::try_from(body.len()).unwrap()], &body[..]].concat();
+    [&crc32c(&checked).to_le_bytes(), &checked[..]].concat()
+}
+
+#[test]
+fn a_run_that_says_that_it_has_more_pairs_than_fit_in_it_is_damage() {
+    let (one, most) = (&[1][..], &[0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1][..]);
+    let sound = [run_that_says(1, one, b'a'), run_that_says(2, one, b'b')].concat();
+    assert_eq!(parts(&sound).unwrap()[0].pairs, 2);
+    for (of_base, of_appended) in [(most, one), (one, most), (&[2], one), (most, most)] {
+        let bytes = [run_that_says(1, of_base, b'a'), run_that_says(2, of_appended, b'b')].concat();
+        assert_eq!(parts(&bytes).map(drop), Err(Flaw::Field("count")));
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_in(&folder);
+        let splice = Splice { offset: ROOT_BYTES, remove: 0, data: &bytes, marks: &[0] };
+        flex.space.splice(&splice, &mut || ()).unwrap();
+        flex.space.sync().unwrap();
+        // Nobody saved where intervals begin: what is inside is found by who looks.
+        drop(flex);
+        let flex = opened_in(&folder);
+        let error = flex.get(b"b", &mut |_| Ok(())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
     }
 }

@@ -138,7 +138,7 @@ impl Flex {
         // Whether a pair that names it has expired.
         let names = |_, content: Content<'_>| match content {
             Content::Large(_, named, _) if named == number => {
-                Some(self.is_expired(expiry_of(&content)))
+                Some(self.clock.is_expired(expiry_of(&content)))
             }
             _ => None,
         };

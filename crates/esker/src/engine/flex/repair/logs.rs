@@ -28,6 +28,7 @@ pub(super) fn over_damage(
         batches.retain(|(of, ..)| *of == generation && *of > root.committed_generation);
         batches.sort_unstable();
         if !batches.is_empty() {
+            reader.check_place(generation)?;
             found.push((generation, reader, batches));
         }
     }
