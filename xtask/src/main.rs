@@ -309,21 +309,26 @@ fn doc() -> Step {
         .env("RUSTDOCFLAGS", "-D warnings")
 }
 
-/// Stores are tested in one lane, all else in the other.
+/// In two lanes, each of which takes about as long.
 fn tests(filter: Option<&str>) -> Result<()> {
     // Not the examples: they have no tests, and the lints have seen them.
     let all = ["--workspace", "--locked", "--lib", "--bins", "--tests"];
-    let long: Vec<&str> = LONG.iter().flat_map(|name| ["--skip", name]).collect();
-    let chosen = filter.map_or(long, |filter| vec![filter]);
     let built = programs::build("tests with debug assertions", &all)?;
     // Examples in texts are called by their files.
     let is_none = |filter: &&str| !filter.contains(".rs") && !built.iter().any(|it| it.has(filter));
     if let Some(filter) = filter.filter(is_none) {
         bail!("no test has `{filter}` in its name");
     }
-    let (of_stores, others) = built.iter().partition(is_of_stores);
-    let run = |programs: Vec<&Program>| programs.iter().map(|it| it.run(chosen.clone())).collect();
-    run::beside(run(of_stores), run(others))?;
+    let (one, other) = built.iter().partition(is_of_first_lane);
+    let chosen = |program: &Program| match filter {
+        Some(filter) => vec![filter],
+        None if program.is("esker", "it") => {
+            LONG.iter().flat_map(|name| ["--skip", name]).collect()
+        }
+        None => Vec::new(),
+    };
+    let run = |programs: Vec<&Program>| programs.iter().map(|it| it.run(chosen(it))).collect();
+    run::beside(run(one), run(other))?;
     let documented = ["test", "--workspace", "--locked", "--doc"];
     run::all([cargo("examples in texts", &[&documented, filter.as_slice()].concat())])?;
 
@@ -333,7 +338,10 @@ fn tests(filter: Option<&str>) -> Result<()> {
         |names: &[&str]| stores.iter().map(|it| it.run(names.to_vec())).collect::<Vec<_>>();
     match filter {
         Some(name) => run::all(stores(&[name])),
-        None => run::beside(stores(&LONG), stores(&STORES_OPTIMIZED)),
+        None => {
+            let (one, other) = LONG.split_at(LONG.len().div_ceil(2));
+            run::beside(stores(one), stores(&[other, &STORES_OPTIMIZED].concat()))
+        }
     }
 }
 
@@ -344,30 +352,36 @@ fn units_in_release_mode(filter: Option<&str>) -> Result<()> {
     run::all(units.iter().map(|it| it.run(filter)))
 }
 
-fn is_of_stores(program: &&Program) -> bool {
-    // Both lanes take about as long.
-    [("esker", "it"), ("esker", "lib"), ("esker-index", "lib")]
-        .iter()
-        .any(|(package, target)| program.is(package, target))
+fn is_of_first_lane(program: &&Program) -> bool {
+    [
+        ("esker", "it"),
+        ("esker", "lib"),
+        ("esker-index", "lib"),
+        ("esker-server", "lib"),
+        ("esker-bench", "lib"),
+    ]
+    .iter()
+    .any(|(package, target)| program.is(package, target))
 }
 
 /// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment.
 const STORES_OPTIMIZED: [&str; 6] =
     ["threads::", "killed::", "cache_crash::", "closing::", "faults::", "log_writer::"];
 
-/// Tests of whole stores that the check runs in release mode alone: they fill stores, or damage them block by block, and take three
-/// times as long without.
-const LONG: [&str; 10] = [
-    "busy::",
-    "small::",
+/// Tests of whole stores that the check runs in release mode alone, half of them beside the other: they fill stores, let them expire, or
+/// damage them block by block, and take three times as long without.
+const LONG: [&str; 11] = [
+    "damage::",
     "depot_room::",
-    "flex_expiry::",
     "flex_full::",
     "flex_mend::",
+    "checkpoint::",
+    "prefix::",
+    "busy::",
+    "expiry::",
     "flex_repair::",
     "flex_tables::versions_that_were_lost",
-    "flex_damage::",
-    "flat_damage::",
+    "small::",
 ];
 
 /// Crates whose unit tests are run in release mode as well: where threads meet, or `unsafe` is used. There the segments of indexes are as

@@ -98,7 +98,7 @@ impl Sub for Counters {
     type Output = Counters;
 
     fn sub(self, before: Counters) -> Counters {
-        self.with(before, |now, before| now - before)
+        self.with(before, u64::saturating_sub)
     }
 }
 

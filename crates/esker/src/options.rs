@@ -195,7 +195,7 @@ pub struct Options {
     pub durability: Durability,
     /// Whether a new store is a cache: when it is full, it evicts what was not used for the longest time
     /// instead of refusing what is new (uDepot §4.8). A key may then be gone at any time, but never
-    /// has an older value than it had. An existing store stays what it is: one that was made to keep
+    /// has an older value than it had; what cannot be read is gone, where a store says `Corrupted` or `Io`. An existing store stays what it is: one that was made to keep
     /// what it is given is refused. Default false.
     pub cache: bool,
     /// Engine `depot`: DRAM for records that were read, or written under `sync`, in bytes, for devices that are slow to read: values over
