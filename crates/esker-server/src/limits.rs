@@ -175,12 +175,13 @@ mod tests {
     #[test]
     fn connections_that_are_only_there_make_nothing_short() {
         let limits = Limits { connections_max: 3500, ..Limits::default() };
-        assert_eq!(limits.check(true), Ok(()));
-        let (budget, spare) = (limits.budget(true), limits.spare_bytes(true));
-        let _idle = budget.try_take(3500 * Limits::connection_bytes(true)).expect("free");
+        let encrypted = true;
+        assert_eq!(limits.check(encrypted), Ok(()));
+        let (budget, spare) = (limits.budget(encrypted), limits.spare_bytes(encrypted));
+        let _idle = budget.try_take(3500 * Limits::connection_bytes(encrypted)).expect("free");
         assert_eq!((budget.free_bytes(), budget.is_short()), (spare, false));
         // Nor do data blocks that stand still.
-        let _bodies = budget.try_take(limits.bodies_max_bytes(true)).expect("free");
+        let _bodies = budget.try_take(limits.bodies_max_bytes(encrypted)).expect("free");
         let _values = budget.try_take(spare / 4).expect("free");
         assert!(!budget.is_short());
         let _more = budget.try_take(KIB).expect("free");
