@@ -353,15 +353,9 @@ fn units_in_release_mode(filter: Option<&str>) -> Result<()> {
 }
 
 fn is_of_first_lane(program: &&Program) -> bool {
-    [
-        ("esker", "it"),
-        ("esker", "lib"),
-        ("esker-index", "lib"),
-        ("esker-server", "lib"),
-        ("esker-bench", "lib"),
-    ]
-    .iter()
-    .any(|(package, target)| program.is(package, target))
+    [("esker", "it"), ("esker", "lib"), ("esker-bench", "lib")]
+        .iter()
+        .any(|(package, target)| program.is(package, target))
 }
 
 /// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment.

@@ -34,7 +34,16 @@ impl Program {
     pub(crate) fn run<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Step {
         let package = self.folder.file_name().unwrap_or_default().to_string_lossy();
         let title = format!("tests of {package}, {}", self.target);
-        Step::program(title, &self.path, &self.folder).arguments(arguments)
+        let step = Step::program(title, &self.path, &self.folder).arguments(arguments);
+        match self.waits() {
+            true => step.env("RUST_TEST_THREADS", &(2 * processors()).to_string()),
+            false => step,
+        }
+    }
+
+    /// Whether its tests wait most of their time, for another process or a time that has to pass: those of servers, clients and commands.
+    fn waits(&self) -> bool {
+        self.target == "it" && !self.folder.ends_with("esker")
     }
 }
 
@@ -52,6 +61,11 @@ pub(crate) fn build(title: &'static str, arguments: &[&str]) -> Result<Vec<Progr
         bail!("{title}: cargo built no tests");
     }
     Ok(programs)
+}
+
+/// Processors that tests may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The program that a message of cargo's tells of.
