@@ -110,11 +110,14 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     }
     // As above.
     backup.segments_in(sized.size_bytes)?;
-    if options.format && !options.devices.is_empty() {
-        // Making a set takes what is on its devices: only for a backup that is sound, and fits there.
+    if options.format {
+        // Opening takes what is there, if it is a set, or a file that gets another size: only for a backup that is sound, and fits there.
         let there = Options { create: false, format: false, ..sized.clone() };
         if let Ok(device) = devices::open(&there, None) {
-            backup.superblock(&*device)?;
+            match options.devices.is_empty() {
+                true => backup.check_blocks(&*device)?,
+                false => backup.superblock(&*device).map(drop)?,
+            }
         }
     }
     before_replacing(&backup, options)?;

@@ -233,6 +233,25 @@ impl Batch {
         Ok((batch, raw.checksum.get()))
     }
 
+    /// Whether a batch stands at `position` and has its checksum; `first` is its first block, and `behind` tells the checksum of something
+    /// that has this one and of so many blocks of the batch behind it.
+    #[must_use]
+    pub fn is_at(
+        first: &[u8],
+        store_id: &[u8; 16],
+        position: u64,
+        behind: impl FnOnce(u32, usize) -> Option<u32>,
+    ) -> bool {
+        let (Ok(batch), Ok((raw, rest))) =
+            (Batch::peek(first, position), RawBatch::read_from_prefix(first))
+        else {
+            return false;
+        };
+        let others = (batch.total_bytes as usize / first.len().max(1)).checked_sub(1);
+        others.and_then(|others| behind(checksum_of(&raw, store_id, rest), others))
+            == Some(raw.checksum.get())
+    }
+
     /// Calls `visit` with version and content of each change of a batch that was verified.
     ///
     /// # Errors

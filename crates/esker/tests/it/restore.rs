@@ -5,6 +5,8 @@ use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, flip_on, open, options};
 use esker::{ErrorKind, Store, Version, restore_on};
 use esker_media::Archive;
 use esker_media::sim::{Image, Initial, SimArchive, SimBlock, SimBlockOptions};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 #[test]
@@ -221,4 +223,62 @@ fn a_store_that_was_emptied_gives_no_version_again_after_it_was_restored() {
         assert_eq!(held(&super::backup::restored(&archive).unwrap()), held(&restored));
     }
     assert!(empty > 0);
+}
+
+/// A file system on a disk that writes no less than 4 KiB, gone at the end; `None` where that is not allowed.
+struct CoarseDisk {
+    disk: String,
+    folder: tempfile::TempDir,
+}
+
+impl CoarseDisk {
+    fn new(image: &Path) -> Option<CoarseDisk> {
+        let run = |program: &str, words: &[&str], path: &Path| {
+            let output = Command::new(program).args(words).arg(path).output().ok()?;
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        run("truncate", &["-s", "96M"], image)?;
+        let disk = run("losetup", &["--sector-size", "4096", "--find", "--show"], image)?;
+        let disk = disk.trim().to_owned();
+        let made = CoarseDisk { disk, folder: tempfile::tempdir().unwrap() };
+        run("mkfs.ext4", &["-q"], Path::new(&made.disk))?;
+        run("mount", &[&made.disk], made.folder.path())?;
+        Some(made)
+    }
+}
+
+impl Drop for CoarseDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.folder.path()).output();
+        let _ = Command::new("losetup").arg("-d").arg(&self.disk).output();
+    }
+}
+
+#[test]
+fn a_store_stays_whole_where_the_blocks_of_the_one_that_is_to_replace_it_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let backup = folder.path().join("backup");
+    let (_, store, _) = filled(8, 20);
+    store.backup(&backup).unwrap();
+    let Some(disk) = CoarseDisk::new(&folder.path().join("image")) else {
+        eprintln!(
+            "skipped: making and mounting a file system on a disk of 4 KiB blocks is not allowed here"
+        );
+        return;
+    };
+    let mut target = esker::Options::new(disk.folder.path().join("store"));
+    (target.create, target.size_bytes) = (true, 32 << 20);
+    let there = Store::open(&target).unwrap();
+    let value = vec![3; 20 << 10];
+    for number in 0..400u32 {
+        there.put(&number.to_be_bytes(), &value).unwrap();
+    }
+    drop(there);
+    let replacing = esker::Options { format: true, size_bytes: DEVICE_SIZE, ..target.clone() };
+    let error = esker::restore(&backup, &replacing).unwrap_err();
+    assert!(error.to_string().contains("the device writes 4096"), "{error}");
+    let there = Store::open(&target).unwrap();
+    for number in 0..400u32 {
+        assert_eq!(there.get(&number.to_be_bytes()).unwrap().as_deref(), Some(&value[..]));
+    }
 }

@@ -75,21 +75,25 @@ impl Backup<'_, Manifest> {
         Ok(())
     }
 
+    /// Refuses a device that cannot write blocks as short as those of the store.
+    pub(crate) fn check_blocks(&self, device: &dyn BlockDevice) -> Result<()> {
+        let ours = self.manifest.superblock.block_size_bytes;
+        let block = device.geometry().block_size_bytes;
+        if block <= ours {
+            return Ok(());
+        }
+        let words = format!("the store has blocks of {ours} bytes, the device writes {block}");
+        Err(Error::invalid("restore", words).device(device.name()))
+    }
+
     /// The superblock of the new store on `device`.
     ///
     /// # Errors
     /// `InvalidArgument` if the store does not fit there.
     pub(crate) fn superblock(&self, device: &dyn BlockDevice) -> Result<Superblock> {
+        self.check_blocks(device)?;
         let old = &self.manifest.superblock;
-        let geometry = device.geometry();
-        if geometry.block_size_bytes > old.block_size_bytes {
-            let words = format!(
-                "the store has blocks of {} bytes, the device writes {}",
-                old.block_size_bytes, geometry.block_size_bytes
-            );
-            return Err(Error::invalid("restore", words).device(device.name()));
-        }
-        let size = geometry.size_bytes;
+        let size = device.geometry().size_bytes;
         let count = self.segments_in(size).map_err(|error| error.device(device.name()))?;
         Ok(Superblock {
             device_size_bytes: size,

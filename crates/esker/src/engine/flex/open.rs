@@ -15,7 +15,7 @@ use super::memtable::MemTable;
 use super::pending::Pending;
 use super::recover::{self, FoundTables};
 use super::snapshots::Snapshots;
-use super::wal::{self, Wal};
+use super::wal::{self, Wal, reader::blank};
 use super::{Flex, FlexFiles, TABLE_GROWN, Tables, large, room, saved, sites, tend};
 use crate::engine::closing::Closing;
 use crate::engine::wall::Wall;
@@ -156,7 +156,7 @@ impl Flex {
                 device.reserve(sites::WAL_RESERVE, size, first - size)?;
             }
             if is_new {
-                recover::blank(&**device, restores)?;
+                blank(&**device, restores)?;
             }
         }
         if is_new && !options.create && !options.format {

@@ -12,6 +12,7 @@
 use super::index::{Entry, Fresh};
 use super::memtable::{MemTable, RangeDelete};
 use super::wal::Tail;
+use super::wal::reader::{FoundLog, Reader, readers};
 use super::{ROOT_BYTES, sites};
 use crate::engine::threads::{THREADS_MAX, on_threads};
 use crate::flex::{Space, is_unread};
@@ -19,28 +20,11 @@ use crate::options::FlexOptions;
 use esker_base::hash::KeyHasher;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::flex_db::{
-    BATCH_HEADER_SIZE, Batch, Change, KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root, Run,
-};
-use esker_media::{BlockDevice, BufferPool};
-use std::io::IoSlice;
+use esker_format::flex_db::{Batch, Change, KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root, Run};
+use esker_media::BlockDevice;
 use std::ops::Range;
 
-const OPERATION: &str = "open store";
-/// Bytes of a log that are looked at with one call.
-const READ_STEP: u64 = 1 << 20;
-
-/// What a log device holds.
-#[derive(Debug)]
-pub(super) struct FoundLog {
-    generation: u64,
-    first_version: u64,
-    /// Checksum of the batch before its first one, in the log before.
-    follows: u32,
-    end: Tail,
-    /// Version behind its last change.
-    next_version: u64,
-}
+pub(super) const OPERATION: &str = "open store";
 
 /// What an open found in the logs.
 #[derive(Debug)]
@@ -73,198 +57,6 @@ pub(super) fn root(space: &Space, fresh: Option<Root>, name: &str) -> Result<Roo
     })
 }
 
-/// A log that is read from its start.
-pub(super) struct Reader<'a> {
-    device: &'a dyn BlockDevice,
-    /// Generations that are even are in the log 0, others in the log 1.
-    number: u64,
-    store_id: &'a [u8; 16],
-    block: u64,
-    pool: BufferPool,
-}
-
-/// Readers of the two logs of a store.
-pub(super) fn readers<'a>(
-    devices: [&'a dyn BlockDevice; 2],
-    store_id: &'a [u8; 16],
-) -> [Reader<'a>; 2] {
-    let block =
-        devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
-    let mut number = 0..;
-    devices.map(|device| Reader {
-        device,
-        number: number.next().unwrap_or(0),
-        store_id,
-        block: u64::from(block.max(512)),
-        pool: BufferPool::default(),
-    })
-}
-
-impl Reader<'_> {
-    pub(super) fn device(&self) -> &dyn BlockDevice {
-        self.device
-    }
-
-    /// Where each sound batch begins that does not stand in another one, with its generation and sequence.
-    pub(super) fn all_batches(&self) -> Result<Vec<(u64, u64, u64)>> {
-        let mut found = Vec::new();
-        let mut at = 0;
-        while at + self.block <= self.device.geometry().size_bytes {
-            at += match self.batch_at(at)? {
-                Some((batch, ..)) => {
-                    found.push((batch.generation, batch.sequence, at));
-                    u64::from(batch.total_bytes).max(self.block)
-                }
-                None => self.block,
-            };
-        }
-        Ok(found)
-    }
-
-    /// The batch at `position`, if there is a sound one, whole.
-    pub(super) fn batch_at(&self, position: u64) -> Result<Option<(Batch, u32, Vec<u8>)>> {
-        let size = self.device.geometry().size_bytes;
-        if position.saturating_add(self.block) > size {
-            return Ok(None);
-        }
-        let block = usize::try_from(self.block).unwrap_or(512);
-        let mut head = self.pool.get(block);
-        self.device.read_at(sites::WAL_READ, position, &mut head)?;
-        let Ok(batch) = Batch::peek(&head, position) else { return Ok(None) };
-        let total = u64::from(batch.total_bytes);
-        if position.saturating_add(total) > size || !total.is_multiple_of(self.block) {
-            return Ok(None);
-        }
-        let mut bytes = self.pool.get(batch.total_bytes as usize);
-        self.device.read_at(sites::WAL_READ, position, &mut bytes)?;
-        let sound = || sites::WAL_CHECKSUM.disabled();
-        match Batch::decode(&bytes, self.store_id, position, sound) {
-            Ok((batch, checksum)) => Ok(Some((batch, checksum, bytes.to_vec()))),
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// Fails if a log begins with neither a batch nor zeros: a head has one sector, which is not torn.
-    fn check_start(&self) -> Result<()> {
-        if starts_soundly(self.device)? {
-            return Ok(());
-        }
-        Err(Error::corrupted(OPERATION, "the log does not begin with a batch")
-            .device(self.device.name())
-            .at(0, BATCH_HEADER_SIZE as u64))
-    }
-
-    /// Fails if this generation belongs in the other log. The next one would be written over it, before its table is in the space.
-    pub(super) fn check_place(&self, generation: u64) -> Result<()> {
-        if generation % 2 == self.number {
-            return Ok(());
-        }
-        let words =
-            "this is the log with the other number: the names of the two files were exchanged";
-        Err(Error::corrupted(OPERATION, words).device(self.device.name()))
-    }
-
-    /// Walks over the batches that follow each other from the start.
-    fn walk(&self, mut visit: impl FnMut(&Batch, &[u8]) -> Result<()>) -> Result<Option<FoundLog>> {
-        let mut found: Option<FoundLog> = None;
-        loop {
-            let position = found.as_ref().map_or(0, |found| found.end.position);
-            let Some((batch, checksum, bytes)) = self.batch_at(position)? else { return Ok(found) };
-            let follows = match &found {
-                None => batch.sequence == 0,
-                Some(log) => {
-                    batch.generation == log.generation
-                        && batch.sequence == log.end.sequence
-                        && batch.previous_checksum == log.end.previous_checksum
-                        && batch.first_version >= log.next_version
-                }
-            };
-            if !follows {
-                return Ok(found);
-            }
-            visit(&batch, &bytes)?;
-            let log = found.get_or_insert(FoundLog {
-                generation: batch.generation,
-                first_version: batch.first_version,
-                follows: batch.previous_checksum,
-                end: Tail { generation: batch.generation, ..Tail::default() },
-                next_version: batch.first_version,
-            });
-            log.end.position += u64::from(batch.total_bytes);
-            log.end.sequence += 1;
-            log.end.previous_checksum = checksum;
-            log.next_version = batch.first_version + u64::from(batch.change_count);
-        }
-    }
-
-    /// Where batches begin, with their generations, that do not count although nothing newer stands there.
-    ///
-    /// O3: fails if one of them would not be there if the log ended where it seems to.
-    fn lost_batches(&self, found: Option<&FoundLog>, committed: u64) -> Result<Vec<(u64, u64)>> {
-        let size = self.device.geometry().size_bytes / self.block * self.block;
-        let mut start = found.map_or(0, |log| log.end.position);
-        let mut lost = Vec::new();
-        while start < size {
-            let length = (size - start).min(READ_STEP);
-            let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
-            self.device.read_at(sites::WAL_READ, start, &mut bytes)?;
-            let block = usize::try_from(self.block).unwrap_or(512);
-            for (part, at) in bytes.chunks(block).zip((start..).step_by(block)) {
-                let Ok(batch) = Batch::peek(part, at) else { continue };
-                if batch.generation <= committed {
-                    continue;
-                }
-                lost.push((at, batch.generation));
-                // How many of its log are there. A log that is here in its place is an old one, of which the first batch of this
-                // one did not take the place.
-                let is_of_log = |log: &&FoundLog| log.generation == batch.generation;
-                let sequence = match found.filter(is_of_log) {
-                    Some(log) => log.end.sequence,
-                    // Without the first batch a late log was not durable (A1 of `late`).
-                    None if batch.durable_sequence > batch.sequence => continue,
-                    None => 0,
-                };
-                // What stands in a value may look like this: ask for the checksum.
-                let proof = batch.durable_sequence > sequence;
-                if proof && !sites::WAL_DAMAGE.disabled() && self.batch_at(at)?.is_some() {
-                    let words = "a batch of the log is damaged, and it was durable";
-                    return Err(Error::corrupted(OPERATION, words)
-                        .device(self.device.name())
-                        .at(found.map_or(0, |log| log.end.position), self.block));
-                }
-            }
-            start += length;
-        }
-        Ok(lost)
-    }
-
-    /// O4: nothing can make the batches whole any more that begin here.
-    fn erase(&self, batches: impl Iterator<Item = u64>) -> Result<()> {
-        let block = usize::try_from(self.block).unwrap_or(512);
-        let zeros = self.pool.get_zeroed(block);
-        let mut flush_due = false;
-        for at in batches {
-            self.device.write_at(sites::WAL_ERASE, at, &[IoSlice::new(&zeros)])?;
-            flush_due = true;
-        }
-        if flush_due {
-            // PERSIST: before a batch of the same generation is written.
-            self.device.flush(sites::WAL_ERASE_FLUSH)?;
-        }
-        Ok(())
-    }
-}
-
-/// Whether a log begins with a batch, or with zeros.
-pub(super) fn starts_soundly(device: &dyn BlockDevice) -> Result<bool> {
-    let geometry = device.geometry();
-    let size = u64::from(geometry.block_size_bytes.max(512)).min(geometry.size_bytes);
-    let mut head = BufferPool::new(0).get(usize::try_from(size).unwrap_or(0));
-    device.read_at(sites::WAL_READ, 0, &mut head)?;
-    let head = head.get(..BATCH_HEADER_SIZE).unwrap_or_default();
-    Ok(Batch::peek(head, 0).is_ok() || head.iter().all(|byte| *byte == 0))
-}
-
 /// Replays the logs whose tables are not in the space. Versions go on so far behind all that was found: those of writes that were lost,
 /// of which nothing is known, do not come again.
 pub(super) fn logs(
@@ -279,7 +71,7 @@ pub(super) fn logs(
     let mut newest = root.committed_generation;
     for reader in &readers {
         // PERSIST: what is found, which may be in a cache only, before anybody reads it.
-        reader.device.flush(sites::WAL_RECOVER_FLUSH)?;
+        reader.device().flush(sites::WAL_RECOVER_FLUSH)?;
         if !sites::WAL_DAMAGE.disabled() {
             reader.check_start()?;
         }
@@ -301,13 +93,13 @@ pub(super) fn logs(
             || newer.follows != older.end.previous_checksum)
         && !sites::WAL_DAMAGE.disabled()
     {
-        return Err(damaged("the end of a log is missing").device(reader.device.name()));
+        return Err(damaged("the end of a log is missing").device(reader.device().name()));
     }
     if let Some((first, reader)) = found.first()
         && first.generation > root.committed_generation + 1
         && !sites::WAL_DAMAGE.disabled()
     {
-        return Err(damaged("a log is missing").device(reader.device.name()));
+        return Err(damaged("a log is missing").device(reader.device().name()));
     }
     if sites::WAL_ORDER.disabled() {
         found.reverse();
@@ -503,21 +295,4 @@ fn anchor_at(space: &Space, offset: u64, name: &str) -> Result<Vec<u8>> {
             Err(flaw) => return Err(damaged(&flaw.to_string())),
         }
     }
-}
-
-/// Makes a log device say nothing, for a new store. One with the identity of the store before (`same`) would believe what
-/// stands anywhere in the log: then all of it goes.
-pub(super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()> {
-    let block = device.geometry().block_size_bytes as usize;
-    let first = block.max(BATCH_HEADER_SIZE.next_multiple_of(block)) as u64;
-    let end = if same { device.geometry().size_bytes } else { first };
-    let mut at = 0;
-    while at < end {
-        let length = (end - at).min(READ_STEP);
-        let zeros = BufferPool::new(0).get_zeroed(usize::try_from(length).unwrap_or(block));
-        device.write_at(sites::WAL_WRITE, at, &[IoSlice::new(&zeros)])?;
-        at += length;
-    }
-    // PERSIST: before there is a root, behind which a log begins with a batch, or with zeros.
-    device.flush(sites::WAL_RECOVER_FLUSH)
 }

@@ -18,6 +18,7 @@
 //! After a failed write or flush every write is refused; those that waited for it are told that nobody knows.
 
 mod lead;
+pub(super) mod reader;
 
 use super::memtable::MemTable;
 use super::sites;

@@ -1,9 +1,10 @@
 //! Logs of which a batch is damaged: what is whole counts, also behind the damage.
 
 use super::super::memtable::MemTable;
-use super::super::recover::{FoundTables, blank, readers, replay, starts_soundly};
+use super::super::recover::{FoundTables, replay};
 use super::super::sites;
 use super::super::wal::Tail;
+use super::super::wal::reader::{blank, readers, starts_soundly};
 use esker_base::hash::KeyHasher;
 use esker_base::{Error, Result};
 use esker_format::flex_db::Root;
