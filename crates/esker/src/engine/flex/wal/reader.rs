@@ -332,20 +332,24 @@ mod tests {
     const STORE_ID: [u8; 16] = [7; 16];
     const SIZE: u64 = 256 << 10;
 
-    /// A batch of `total` bytes at `at` that says that one before it was durable.
-    fn batch(at: u64, total: u64, block: u64) -> Vec<u8> {
-        let mut writer = WalWriter::default();
-        let value = vec![9; usize::try_from(total - block).unwrap()];
-        writer.push(&Change::Set(b"key", Content::Put(Extra::default(), &value)));
-        let (sequence, durable_sequence) = (5, 1);
-        let batch =
-            Batch { generation: 1, position: at, sequence, durable_sequence, ..Batch::default() };
-        let (bytes, _) = writer.finish(batch, &STORE_ID, usize::try_from(block).unwrap()).unwrap();
-        bytes.to_vec()
-    }
-
     #[test]
     fn whatever_claims_to_be_a_batch_behind_a_log_is_gone_through_no_more_than_some_times() {
+        // A batch of `total` bytes at `at` that says that one before it was durable.
+        let batch = |at: u64, total: u64, block: u64| {
+            let mut writer = WalWriter::default();
+            let value = vec![9; usize::try_from(total - block).unwrap()];
+            writer.push(&Change::Set(b"key", Content::Put(Extra::default(), &value)));
+            let (sequence, durable_sequence) = (5, 1);
+            let batch = Batch {
+                generation: 1,
+                position: at,
+                sequence,
+                durable_sequence,
+                ..Batch::default()
+            };
+            let block = usize::try_from(block).unwrap();
+            writer.finish(batch, &STORE_ID, block).unwrap().0.to_vec()
+        };
         for real in [None, Some(3), Some(300)] {
             let device = SimBlock::new(SimBlockOptions::new(SIZE, 1));
             let [reader, _] = readers([&device, &device], &STORE_ID);
