@@ -276,7 +276,7 @@ fn check() -> Result<()> {
 fn skipped() {
     const OPTIONAL: [(&str, &str); 2] = [
         ("memcached", "replies were not compared with memcached's: it is not installed"),
-        ("losetup", "raw devices were not tested: there is no losetup"),
+        ("losetup", "raw devices and large blocks were not tested: there is no losetup"),
     ];
     for (program, words) in OPTIONAL {
         if !run::is_installed(program) {
@@ -284,7 +284,9 @@ fn skipped() {
         }
     }
     if !run::is_root() {
-        println!("== skipped: raw devices and a full file system were not tested: that needs root");
+        println!(
+            "== skipped: raw devices, large blocks and a full file system were not tested: that needs root"
+        );
     }
 }
 

@@ -177,7 +177,7 @@ impl Reader<'_> {
 
     /// Where batches begin, with their generations, that do not count although nothing newer stands there.
     ///
-    /// O3: fails if one of them would not be there if the log ended where it seems to.
+    /// O3 of `recover`: fails if one of them would not be there if the log ended where it seems to.
     pub(in super::super) fn lost_batches(
         &self,
         found: Option<&FoundLog>,
@@ -221,7 +221,7 @@ impl Reader<'_> {
         Ok(lost)
     }
 
-    /// O4: nothing can make the batches whole any more that begin here.
+    /// O4 of `recover`: nothing can make the batches whole any more that begin here.
     pub(in super::super) fn erase(&self, batches: impl Iterator<Item = u64>) -> Result<()> {
         let block = usize::try_from(self.block).unwrap_or(512);
         let zeros = self.pool.get_zeroed(block);
