@@ -203,7 +203,7 @@ impl Shared {
         stat(output, "tcpport", tcp.map_or(0, SocketAddr::port));
         stat(output, "udpport", 0);
         stat(output, "inter", tcp.map_or_else(|| "NULL".into(), |tcp| tcp.ip().to_string()));
-        stat(output, "verbosity", 0);
+        stat(output, "verbosity", verbosity());
         stat(output, "evictions", if store.cache { "on" } else { "off" });
         stat(output, "domain_socket", unix.unwrap_or_else(|| "NULL".into()));
         stat(output, "num_threads", self.cores);
@@ -226,6 +226,17 @@ impl Shared {
         stat(output, "lru_maintainer_thread", "no");
         stat(output, "slab_reassign", "no");
         stat(output, "track_sizes", "no");
+    }
+}
+
+/// How much is logged, in memcached's numbers: warnings 0, information 1, and so on.
+fn verbosity() -> u8 {
+    use tracing::level_filters::LevelFilter;
+    match LevelFilter::current() {
+        LevelFilter::TRACE => 3,
+        LevelFilter::DEBUG => 2,
+        LevelFilter::INFO => 1,
+        _ => 0,
     }
 }
 

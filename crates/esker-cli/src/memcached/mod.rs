@@ -34,7 +34,8 @@ const SHARED_FOLDER: &str = "/var/tmp";
 const HELP: &str = "\
 usage: esker memcached [OPTIONS]
 
--p, --port=<num>          TCP port to listen on (default: 11211)
+-p, --port=<num>          TCP port to listen on (default: 11211; -1: any
+                          that is free)
 -s, --unix-socket=<file>  socket file to listen on, instead of TCP
 -a, --unix-mask=<mask>    permissions of the socket file, in octal (default: 700)
 -l, --listen=<addr,...>   addresses and names to listen on (default: 127.0.0.1;

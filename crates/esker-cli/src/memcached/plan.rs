@@ -71,6 +71,7 @@ const EXTENDED_IGNORED: &[&str] = &[
     "ssl_wbuf_size",
     "ssl_session_cache",
     "drop_privileges",
+    "relaxed_privileges",
 ];
 
 /// What a command line asks for.
@@ -107,6 +108,7 @@ pub(super) struct Plan {
 #[derive(Default)]
 struct Draft {
     port: Option<u16>,
+    no_tcp: bool,
     interfaces: Vec<String>,
     socket: Option<PathBuf>,
     tls: bool,
@@ -184,8 +186,11 @@ impl Plan {
     fn set(&mut self, draft: &mut Draft, letter: char, text: &str) -> Result<(), Failure> {
         match letter {
             // As memcached's own tests say it: any port that is free.
-            'p' if text == "-1" => draft.port = Some(0),
-            'p' => draft.port = Some(number("-p", text)?),
+            'p' if text == "-1" => (draft.port, draft.no_tcp) = (Some(0), false),
+            'p' => {
+                let port = number("-p", text)?;
+                (draft.port, draft.no_tcp) = (Some(port), port == 0);
+            }
             'U' if number::<i64>("-U", text)? != 0 => {
                 return Err(wrong("-U: UDP is not supported; leave it out, or give 0"));
             }
@@ -407,6 +412,11 @@ impl Plan {
         if let Some(path) = &draft.socket {
             self.listen.push(ListenAddress::Unix(path.clone()));
             return Ok(());
+        }
+        if draft.no_tcp {
+            return Err(wrong(
+                "-p 0 turns TCP off, and there is no -s FILE to listen at; -p -1 takes any port that is free",
+            ));
         }
         if draft.interfaces.is_empty() {
             // Unlike memcached: other hosts are served only when somebody says so.

@@ -114,6 +114,7 @@ fn the_options_of_memcached_have_their_effect() {
     for words in [
         "STAT maxconns 77\r\n",
         "STAT num_threads 2\r\n",
+        "STAT verbosity 2\r\n",
         "STAT item_size_max 2048\r\n",
         "STAT idle_timeout 60\r\n",
         "STAT auth_enabled_ascii yes\r\n",
@@ -261,13 +262,13 @@ fn what_goes_wrong_in_the_background_is_told_in_front() {
     let scratch = Scratch::new();
     std::fs::write(scratch.path("file"), "no folder").expect("write");
     let mut arguments =
-        vec!["memcached", "-d", "-l", "127.0.0.1", "-p", "0", "-o", "data=file/sub"];
+        vec!["memcached", "-d", "-l", "127.0.0.1", "-p", "-1", "-o", "data=file/sub"];
     arguments.extend(user());
     let ran = scratch.run(&arguments);
     assert_eq!(ran.code, Some(3));
     assert!(ran.said.contains("file/sub") && ran.said.contains("before it was ready"), "{ran:?}");
     // With the exit code that it would have had in front.
-    let wrong = ["-p", "0", "-Y", "missing"];
+    let wrong = ["-p", "-1", "-Y", "missing"];
     for mode in [&["memcached"][..], &["memcached", "-d"]] {
         let ran = scratch.run(&[mode, &wrong, user()].concat());
         assert_eq!(ran.code, Some(2), "{ran:?}");

@@ -134,7 +134,7 @@ impl Ground<'_> {
             number = direction.step(parse_value(old)?, delta);
             Some((New::Made(number_text(number, old)), stepped(number, old), None))
         })?;
-        self.count_step(direction, &changed);
+        self.note_step(key, number, direction, &changed);
         Ok(match changed {
             Modified::Written(..) => Answer::Number(number),
             Modified::Missing => Answer::Line(line::NOT_FOUND),
@@ -142,7 +142,14 @@ impl Ground<'_> {
         })
     }
 
-    pub(super) fn count_step(&self, direction: Arithmetic, changed: &Modified) {
+    /// Counts an attempt to make a number out of another one, and notes the new item that it is if it is longer.
+    pub(super) fn note_step(
+        &self,
+        key: &[u8],
+        number: u64,
+        direction: Arithmetic,
+        changed: &Modified,
+    ) {
         let (hits, misses) = match direction {
             Arithmetic::Up => (Counter::IncrHits, Counter::IncrMisses),
             Arithmetic::Down => (Counter::DecrHits, Counter::DecrMisses),
@@ -152,6 +159,11 @@ impl Ground<'_> {
             Modified::Missing => self.counters.add(misses, 1),
             Modified::Refused => 0,
         };
+        if let Modified::Written(old, _) = changed
+            && grows(number, old)
+        {
+            self.stored(key);
+        }
     }
 
     fn rewrite_expiry(
@@ -185,10 +197,14 @@ pub(super) fn number_text(number: u64, old: &[u8]) -> Vec<u8> {
     text
 }
 
+/// Whether a number has more digits than the one before has bytes.
+fn grows(number: u64, old: &[u8]) -> bool {
+    number.checked_ilog10().unwrap_or(0) as usize >= old.len()
+}
+
 /// What a number keeps of its item: one that grows is a new item, which is not stale.
 pub(super) fn stepped(number: u64, old: &crate::item::Item) -> Attributes {
     let attributes = old.record().attributes();
-    let grows = number.checked_ilog10().unwrap_or(0) as usize >= old.len();
-    let state = if grows { attributes.state & BINARY_KEY } else { attributes.state };
+    let state = if grows(number, old) { attributes.state & BINARY_KEY } else { attributes.state };
     Attributes { state: state & (STALE | TOKEN_SENT | BINARY_KEY), ..attributes }
 }

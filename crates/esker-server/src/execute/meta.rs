@@ -429,10 +429,17 @@ impl Ground<'_> {
                 }
             }
             let value = if flags.remove_value { New::Given(&[]) } else { New::Same };
-            Some((value, attributes, flags.explicit_cas))
+            // As in memcached, the empty item has the CAS id of the one before, unless that is told to be stale.
+            let kept = (flags.remove_value && !flags.invalidate).then(|| old.cas());
+            Some((value, attributes, flags.explicit_cas.or(kept)))
         })?;
         Ok(match changed {
-            Modified::Written(..) => Status::Done,
+            Modified::Written(..) => {
+                if flags.remove_value {
+                    self.stored(key);
+                }
+                Status::Done
+            }
             Modified::Missing => Status::NotFound,
             Modified::Refused => Status::Exists,
         })
@@ -468,7 +475,7 @@ impl Ground<'_> {
             let makes = flags.vivify.is_some() && matches!(changed, Modified::Missing);
             if !makes {
                 // An item that is made is no miss.
-                self.count_step(direction, &changed);
+                self.note_step(key, number, direction, &changed);
             }
             let mut answer = MetaAnswer::of(Status::Done, flags);
             match changed {

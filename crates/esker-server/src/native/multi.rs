@@ -78,6 +78,8 @@ enum Begun {
 
 /// What to charge for reading `keys`: all of them, or as many as `bytes_max` is for; at least the first.
 pub(super) fn charge(shared: &Shared, keys: Keys<'_>, bytes_max: u64) -> u64 {
+    // As many as will be read together.
+    shared.store.prefetch(keys.iter().take(MULTI_GET_READS));
     let mut sizes = keys.iter().map(|key| read_bytes(shared, key));
     let first = sizes.next().unwrap_or(0);
     let mut rest = 0_u64;

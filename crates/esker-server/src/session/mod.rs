@@ -48,6 +48,7 @@ use crate::protocol::{CRLF, Parser, Request, Span};
 use crate::receive::Received;
 use crate::shared::Shared;
 use crate::transport::{LINGER, Transport};
+use std::collections::VecDeque;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,7 +79,7 @@ enum Pause {
     Run,
     /// No whole request is left in the receive buffer.
     Receive,
-    /// The held unit needs memory that is not free.
+    /// The next unit needs memory that is not free.
     Starve,
     /// This request goes alone, after the wave.
     Alone(Request),
@@ -95,7 +96,10 @@ pub(crate) struct Session<T> {
     parser: Parser,
     output: Output,
     wave: Vec<Unit>,
-    held: Option<Unit>,
+    /// Units that wait for a place in a wave: the first has been refused one, or they were just parsed.
+    ahead: VecDeque<Unit>,
+    /// The request behind them, if it goes alone.
+    alone: Option<Request>,
     listing: Option<Listing>,
     requests: u64,
     /// Number of a request whose reply has ended early, in an error.
@@ -135,7 +139,8 @@ impl<T: Transport> Session<T> {
             parser: Parser::new(),
             output: Output::default(),
             wave: Vec::new(),
-            held: None,
+            ahead: VecDeque::new(),
+            alone: None,
             listing: None,
             requests: 0,
             broken: None,
@@ -182,7 +187,7 @@ impl<T: Transport> Session<T> {
                 Pause::Starve => {
                     self.flush()?;
                     self.pocket = None;
-                    if let Some(unit) = self.held.take() {
+                    if let Some(unit) = self.ahead.pop_front() {
                         self.endow_waiting(unit);
                     }
                 }

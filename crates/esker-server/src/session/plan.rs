@@ -10,8 +10,11 @@ use crate::protocol::{
 };
 use crate::transport::Transport;
 
+/// Units from which on it pays to ask for the places of all their keys before the first is looked up.
+const PREFETCH_MIN: usize = 4;
+
 impl<T: Transport> Session<T> {
-    /// Fills the wave from the receive buffer.
+    /// Fills the wave from the receive buffer. The wave is empty before.
     pub(super) fn plan(&mut self) -> Pause {
         if self.to_say.is_some()
             && let Some(pause) = self.authenticate()
@@ -19,32 +22,68 @@ impl<T: Transport> Session<T> {
             return pause;
         }
         loop {
+            let parsed = self.parse_ahead();
+            while let Some(unit) = self.ahead.pop_front() {
+                // Of a request whose reply has ended in an error nothing more is done.
+                if self.broken == Some(unit.request) {
+                    continue;
+                }
+                if let Err(unit) = self.admit(unit) {
+                    self.ahead.push_front(unit);
+                    // In an empty wave there is nothing to wait for but memory.
+                    return if self.wave.is_empty() { Pause::Starve } else { Pause::Run };
+                }
+            }
+            if let Some(request) = self.alone.take() {
+                return Pause::Alone(request);
+            }
+            if let Some(pause) = parsed {
+                return pause;
+            }
             if self.wave.len() >= PIPELINE_DEPTH {
                 return Pause::Run;
             }
-            // Of a request whose reply has ended in an error nothing more is done.
+        }
+    }
+
+    /// Makes units of what came, as many as a wave takes, and asks for their keys' places in the index all at once. Says
+    /// why no more can be made, if that is not for a request that goes alone.
+    fn parse_ahead(&mut self) -> Option<Pause> {
+        let known = self.ahead.len();
+        let pause = loop {
+            if self.ahead.len().saturating_add(self.wave.len()) >= PIPELINE_DEPTH
+                || self.alone.is_some()
+            {
+                break None;
+            }
             let ended = self.broken;
-            let held = self.held.take().filter(|unit| ended != Some(unit.request));
-            let listing = self.listing.take_if(|_| held.is_none());
-            let unit = if let Some(unit) = held {
-                unit
-            } else if let Some(listing) = listing.filter(|listing| ended != Some(listing.request)) {
+            let unit = if let Some(listing) =
+                self.listing.take().filter(|listing| ended != Some(listing.request))
+            {
                 self.next_of(listing)
             } else {
                 match self.parser.next(self.received.pending()) {
-                    Parsed::Incomplete => return Pause::Receive,
+                    Parsed::Incomplete => break Some(Pause::Receive),
                     Parsed::Request(request, consumed) => match self.accept(request, consumed) {
                         Ok(unit) => unit,
-                        Err(pause) => return pause,
+                        Err(Pause::Alone(request)) => {
+                            self.alone = Some(request);
+                            break None;
+                        }
+                        Err(pause) => break Some(pause),
                     },
                 }
             };
-            if let Err(unit) = self.admit(unit) {
-                self.held = Some(unit);
-                // In an empty wave there is nothing to wait for but memory.
-                return if self.wave.is_empty() { Pause::Starve } else { Pause::Run };
-            }
+            self.ahead.push_back(unit);
+        };
+        let parsed = self.ahead.range(known..);
+        if parsed.len() >= PREFETCH_MIN {
+            let received = self.received.all();
+            // Few keys are in base64.
+            let plain = parsed.filter(|unit| !unit.key.is_empty() && !unit.action.is_encoded());
+            self.shared.store.prefetch(plain.map(|unit| unit.key.of(received)));
         }
+        pause
     }
 
     /// Turns a request into its first unit.
@@ -250,7 +289,7 @@ impl<T: Transport> Session<T> {
             false => None,
         };
         if unit.share.is_some() {
-            self.held = Some(unit);
+            self.ahead.push_front(unit);
             return;
         }
         self.count(Counter::StoreNoMemory, 1);

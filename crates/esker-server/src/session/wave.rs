@@ -7,9 +7,6 @@ use crate::place::TaskPlace;
 use crate::transport::Transport;
 use esker_trt::JoinHandle;
 
-/// Units of a wave from which on it pays to look all their keys up before the first is read.
-const PREFETCH_MIN: usize = 4;
-
 /// A unit of a wave that was started.
 enum Begun {
     Done((Unit, Answer)),
@@ -30,11 +27,6 @@ impl<T: Transport> Session<T> {
         self.shared.flush_if_due(self.core);
         self.wave_bytes = 0;
         let mut wave = std::mem::take(&mut self.wave);
-        if wave.len() >= PREFETCH_MIN {
-            let received = self.received.all();
-            let keys = wave.iter().map(|unit| unit.key.of(received));
-            self.shared.store.prefetch(keys);
-        }
         let last = wave.pop();
         let begun = self.begin_all(&mut wave);
         // The only unit of most waves runs in the session's own task.

@@ -69,6 +69,32 @@ fn what_newer_memcached_documents_works() {
 }
 
 #[test]
+fn a_new_item_was_never_fetched_and_an_emptied_one_keeps_its_cas() {
+    let (_server, mut client) = server_with(b"");
+    // A number that stays as long is the item that it was, one that grows is a new one.
+    client.check_chat(
+        b"set n 0 0 1\r\n8\r\nmg n\r\nincr n 1\r\nmg n h\r\n",
+        "STORED\r\nHD\r\n9\r\nHD h1\r\n",
+    );
+    client.check_chat(
+        b"incr n 1\r\nmg n h\r\nma n D90\r\nmg n h\r\n",
+        "10\r\nHD h0\r\nHD\r\nHD h0\r\n",
+    );
+    client.check_chat(
+        b"ms k 2 E99\r\nhi\r\nmg k\r\nmd k x\r\nmg k c h v\r\n",
+        "HD\r\nHD\r\nHD\r\nVA 0 c99 h0\r\n\r\n",
+    );
+    client.check_chat(b"ms k 1 C99\r\nz\r\nmd k x E7\r\nmg k c\r\n", "HD\r\nHD\r\nHD c7\r\n");
+    // Also one that the server chose; not of one that is told to be stale.
+    let (reply, _) = client.say(b"ms k 1 c\r\nz\r\n");
+    let before = flag(&String::from_utf8_lossy(&reply), 'c');
+    client.check_chat(b"md k x\r\nmg k c\r\n", &format!("HD\r\nHD c{before}\r\n"));
+    client.check_chat(b"md k x I\r\n", "HD\r\n");
+    let (reply, _) = client.say(b"mg k c\r\n");
+    assert_ne!(flag(&String::from_utf8_lossy(&reply), 'c'), before);
+}
+
+#[test]
 fn times_behind_the_year_2038_are_those_of_the_classic_commands() {
     let (_server, mut client) = server_with(b"");
     let date = 5_000_000_000_u64;

@@ -1,7 +1,7 @@
 //! `flat` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
 use crate::operation::{Ticking, apply, counted_items, empty};
-use esker::{EngineKind, Options, Result, Store};
+use esker::{Batching, EngineKind, Options, Result, Store};
 use esker_base::{Error, ErrorKind};
 use esker_media::Pmem;
 use esker_testkit::explore::{Config, Memory, Subject};
@@ -52,6 +52,9 @@ pub(crate) fn options(engine: EngineKind, hash_mask: u64, format: bool) -> Optio
     options.testing.known_share = [4096, 8][known];
     let first = usize::try_from(esker_trt::sim::random(4).unwrap_or(0)).unwrap_or(0);
     options.testing.first_version = FIRST_VERSIONS[first];
+    // In every other store the default, in the others one of all.
+    let model = usize::try_from(esker_trt::sim::random(8).unwrap_or(0)).unwrap_or(0);
+    options.batching = Batching::ALL.get(model).copied().unwrap_or_default();
     options
 }
 

@@ -9,8 +9,8 @@
 //! explained as well.
 
 use esker::{
-    Attributes, Batch, Direction, Durability, EngineKind, Options, Outcome, Snapshot, Store, Value,
-    Version,
+    Attributes, Batch, Batching, Direction, Durability, EngineKind, Options, Outcome, Snapshot,
+    Store, Value, Version,
 };
 use esker_base::rng::Rng;
 use esker_testkit::histories::keys::{Key, Keys};
@@ -68,6 +68,7 @@ fn options(engine: EngineKind, seed: u64, folder: &Path) -> Options {
     }
     // A cleaner for each processor.
     options.batching_group = 1 + usize::try_from(seed % 2).unwrap_or(0);
+    options.batching = Batching::ALL[usize::try_from(seed / 2 % 4).unwrap_or(0)];
     options.flex.memtable_size_bytes = 64 << 10;
     options.flex.cache_size_bytes = if seed.is_multiple_of(2) { 0 } else { 64 << 10 };
     options.flex.interval_pairs_max = 4;

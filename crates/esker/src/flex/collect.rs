@@ -14,7 +14,7 @@
 use super::read::{Outcome, Part, is_unread};
 use super::{Inner, Writer};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex::Record;
+use esker_format::flex::{Record, SpaceShape};
 use esker_index::flex_tree::{Extent, MARK, Missing};
 use std::collections::HashMap;
 
@@ -399,58 +399,119 @@ impl Inner {
         self.apply_all(writer, &records)
     }
 
+    /// Writes anew what stands in short extents, part by part: others come to their turn between two.
     pub(super) fn defrag(&self, offset: u64, length: u64) -> Result<u64> {
-        let mut writer = self.begin("defragment range")?;
-        let size = self.shared.read().tree.size_bytes();
-        let end = offset.saturating_add(length).min(size);
-        let longest = u64::from(self.shape.extent_size_bytes_max);
-        let mut moved = 0;
-        let mut at = offset;
-        while at < end {
-            // A run of short extents between holes and long ones, up to the longest extent.
-            self.load_range(at, longest)?;
-            let mut run = (at, 0, false);
-            let mut extents = 0;
-            let mut ended = false;
-            let mut next = at;
-            let part = (end - at).min(longest);
-            let done = self.shared.read().tree.visit(at, part, |extent| {
-                // A mark begins a run of its own, so that it stays where it is.
-                ended |= extent.is_marked() && extents > 0;
-                if ended {
-                    return;
-                }
-                next = extent.end();
-                if extent.is_hole() {
-                    if extents <= 1 {
-                        run = (extent.end(), 0, false);
-                        extents = 0;
-                    }
-                } else if run.0 + run.1 == extent.offset {
-                    run.1 += u64::from(extent.length);
-                    run.2 |= extent.is_marked();
-                    extents += 1;
-                }
-            });
-            if let Err(missing) = done {
-                self.load(&missing)?;
-                continue;
+        let end = offset.saturating_add(length);
+        let (mut at, mut moved) = (offset, 0);
+        loop {
+            let mut writer = self.begin("defragment range")?;
+            if at >= end.min(self.shared.read().tree.size_bytes()) {
+                return Ok(moved);
             }
-            if extents > 1 {
-                let room = self.make_room(&mut writer, run.1);
-                self.fail_on(room)?;
-                let mut bytes = self.pool.get(usize::try_from(run.1).unwrap_or(0));
-                // Who cannot be read stays where it is.
-                self.read(run.0, &mut bytes)?;
-                let done = self.put_elsewhere(&mut writer, run.0, &bytes, run.2);
-                self.fail_on(done)?;
-                moved += run.1;
-            }
-            at = next;
+            let (behind, bytes) = self.defrag_part(&mut writer, at, end)?;
+            at = behind;
+            moved += bytes;
         }
-        writer.moved_bytes += moved;
-        let done = self.commit_if_due(&mut writer);
-        self.fail_on(done)?;
-        Ok(moved)
+    }
+
+    /// Finds runs of short extents from `offset` on, and writes each anew, as one. Where it ended, and how many bytes were moved.
+    fn defrag_part(&self, writer: &mut Writer, offset: u64, end: u64) -> Result<(u64, u64)> {
+        let (most, mut bytes) = (self.moved_at_once(), 0);
+        let mut runs = Runs::new(&self.shape);
+        self.load_range(offset, 1)?;
+        let from = self.start_of_extent(offset)?;
+        let visit = |extent: Extent| {
+            let is_enough = extent.offset >= end
+                || bytes >= most
+                || extent.offset.saturating_sub(from) > WALK_OF_A_PART;
+            if !is_enough {
+                bytes += runs.add(&extent);
+            }
+            !is_enough
+        };
+        let next = self.walk(from, visit, &mut Err)?;
+        let mut moved = 0;
+        for Run { offset, length, is_marked, .. } in runs.end() {
+            self.load_range(offset, length)?;
+            let room = self.make_room(writer, length, (offset, length));
+            self.fail_on(room)?;
+            let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
+            // Who cannot be read stays where it is.
+            self.read(offset, &mut bytes)?;
+            let done = self.put_elsewhere(writer, offset, &bytes, is_marked);
+            let done = done.and_then(|()| self.commit_if_due(writer));
+            self.fail_on(done)?;
+            moved += length;
+            writer.moved_bytes += length;
+        }
+        Ok((next, moved))
+    }
+}
+
+/// Short extents side by side that become one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    offset: u64,
+    length: u64,
+    extents: u32,
+    is_marked: bool,
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.offset + self.length
+    }
+}
+
+/// Finds runs among extents that come one behind the other.
+///
+/// Extents of half the longest length and more stay as they are, so that what was written anew is not written again: a run ends where
+/// the next extent would make it too long. It also ends behind the last bytes of a segment, where every run is cut, and before a
+/// mark, which stays where it is.
+#[derive(Debug)]
+struct Runs<'s> {
+    shape: &'s SpaceShape,
+    ended: Vec<Run>,
+    open: Run,
+}
+
+impl<'s> Runs<'s> {
+    fn new(shape: &'s SpaceShape) -> Self {
+        Runs { shape, ended: Vec::new(), open: Run::default() }
+    }
+
+    /// Adds the next extent; how many bytes of a run this brings.
+    fn add(&mut self, extent: &Extent) -> u64 {
+        let (length, longest) =
+            (u64::from(extent.length), u64::from(self.shape.extent_size_bytes_max));
+        let is_next = self.open.end() == extent.offset && self.open.length + length <= longest;
+        if extent.is_hole() || extent.is_marked() || !is_next || length >= longest / 2 {
+            self.close();
+        }
+        if extent.is_hole() || length >= longest / 2 {
+            return 0;
+        }
+        if self.open.extents == 0 {
+            let is_marked = extent.is_marked();
+            self.open = Run { offset: extent.offset, length: 0, extents: 0, is_marked };
+        }
+        self.open.length += length;
+        self.open.extents += 1;
+        if (extent.place() + length).is_multiple_of(self.shape.segment_payload()) {
+            self.close();
+        }
+        length
+    }
+
+    fn close(&mut self) {
+        let run = std::mem::take(&mut self.open);
+        if run.extents > 1 {
+            self.ended.push(run);
+        }
+    }
+
+    fn end(mut self) -> Vec<Run> {
+        self.close();
+        self.ended
     }
 }

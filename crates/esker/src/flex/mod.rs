@@ -235,8 +235,9 @@ impl Space {
     }
 
     /// The extent that covers `offset`, whole, and its first bytes in `buf` (FlexSpace §5.4); `None` behind the
-    /// end. An extent begins where a write began, where something was inserted or removed, or where a write
-    /// was cut: at the end of a segment, or every [`SpaceOptions`]' longest extent (128 KiB).
+    /// end. An extent ends where something was inserted or removed, where a write was cut (at the end of a segment, or every
+    /// [`SpaceOptions`]' longest extent, 128 KiB), and before a mark. Writes that go on where the one before ended are one extent,
+    /// unless a `sync` was between them: who has to find where his records begin marks them ([`Space::next_mark`]).
     ///
     /// # Errors
     /// As for [`Space::read`].
@@ -283,7 +284,8 @@ impl Space {
     /// and they look at in `locate` changes with the space.
     ///
     /// # Errors
-    /// As for [`Space::write`]; `InvalidArgument` also if the range goes past the end. `publish` was not called then.
+    /// As for [`Space::write`]; `InvalidArgument` also if the range goes past the end, or a mark is no place in the data or not behind
+    /// the one before. `publish` was not called then.
     pub fn splice(&self, splice: &Splice<'_>, publish: &mut dyn FnMut()) -> Result<()> {
         self.0.splice(&|| splice.offset, splice, publish)
     }
@@ -344,8 +346,8 @@ impl Space {
         self.0.append(data)
     }
 
-    /// Writes the bytes of a range anew, side by side, so that they can be read with few calls. How many bytes
-    /// were moved: a range of long extents stays as it is.
+    /// Writes short extents of a range anew, side by side, so that they can be read with few calls (FlexSpace §4.1): extents of half the
+    /// longest length (64 KiB) and more stay as they are, so do holes and marks. Writers come in between. How many bytes were moved.
     ///
     /// # Errors
     /// As for [`Space::read`] and [`Space::write`].

@@ -4,6 +4,7 @@ use crate::options::CACHE_SIZE_MAX_BYTES;
 use esker_base::units::{GIB, KIB, MIB, format_size_bytes};
 use esker_base::{Error, Result};
 use esker_format::flex::SpaceShape;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Options of [`Space::open`](super::Space::open).
@@ -26,7 +27,7 @@ pub struct SpaceOptions {
     /// 30/32 of it, less some segments that the collector needs (FlexSpace §4.1). Default `None`.
     pub data_size_bytes_max: Option<u64>,
     /// The data file grows only while live bytes take at least this share of the segments in use, in
-    /// percent; below it, space is collected. Default 80: `L` live bytes take about 1.25 `L` on disk.
+    /// percent, 1 to 95; below it, space is collected. Default 80: `L` live bytes take about 1.25 `L` on disk.
     pub fill_percent_min: u32,
     /// Bytes of the log after which the tree is stored and the log begins anew. Default 32 MiB.
     pub log_size_bytes_max: u64,
@@ -71,14 +72,26 @@ const SHAPE: SpaceShape = SpaceShape {
     log_block_size_bytes: 512,
 };
 
+/// Shares of the segments in use that live bytes may be asked to take. With more than the largest, each new segment would first pay for
+/// a collection; with none, nothing would ever be collected.
+const FILL_PERCENT: RangeInclusive<u32> = 1..=95;
+
 impl SpaceOptions {
     /// Whether sizes are within their ranges.
     pub(super) fn check(&self) -> Result<()> {
-        if self.cache_size_bytes <= CACHE_SIZE_MAX_BYTES {
-            return Ok(());
+        if self.cache_size_bytes > CACHE_SIZE_MAX_BYTES {
+            let most = format_size_bytes(CACHE_SIZE_MAX_BYTES);
+            return Err(Error::invalid(
+                "open space",
+                format!("the cache of blocks has at most {most}"),
+            ));
         }
-        let most = format_size_bytes(CACHE_SIZE_MAX_BYTES);
-        Err(Error::invalid("open space", format!("the cache of blocks has at most {most}")))
+        if !FILL_PERCENT.contains(&self.fill_percent_min) {
+            let (least, most) = FILL_PERCENT.into_inner();
+            let words = format!("segments are to be filled by {least} to {most} percent");
+            return Err(Error::invalid("open space", words));
+        }
+        Ok(())
     }
 
     /// Defaults for a space at `path`.

@@ -15,6 +15,7 @@ use super::state::{OpenSegment, place_of};
 use super::{Inner, Writer, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::{Record, SegmentState, SpaceShape};
+use esker_index::flex_tree::Extent;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -63,20 +64,32 @@ impl Inner {
         writer.data_size_bytes_max.map_or(most, |bytes| (bytes / size).min(most))
     }
 
-    /// Makes sure that `length` bytes can be placed without touching the collector's segments.
-    pub(super) fn make_room(&self, writer: &mut Writer, length: u64) -> Result<()> {
+    /// Makes sure that `length` bytes can be placed without touching the collector's segments, in place of what is in the range
+    /// `replaced`, offset and length, whose nodes are there.
+    pub(super) fn make_room(
+        &self,
+        writer: &mut Writer,
+        length: u64,
+        replaced: (u64, u64),
+    ) -> Result<()> {
         let payload = self.shape.segment_payload();
         let room = self.shared.read().open.room(&self.shape);
         if length <= room {
             return Ok(());
         }
         let needed = (length - room).div_ceil(payload);
+        let more = length.saturating_sub(self.live_in(replaced));
         let mut collected = false;
         loop {
             let (total, valid) = {
                 let shared = self.shared.read();
                 (shared.segments.len() as u64, shared.valid_bytes)
             };
+            let most = self.segments_max(writer);
+            let is_capped = writer.data_size_bytes_max.is_some() && more > 0;
+            if is_capped && valid + more > self.live_bytes_max(most) {
+                return Err(self.no_space("live bytes are at the cap of the space"));
+            }
             let reserve = Inner::reserve_segments(total);
             let missing = (needed + reserve).saturating_sub(writer.free.len() as u64);
             if missing == 0 {
@@ -85,7 +98,6 @@ impl Inner {
                 }
                 continue;
             }
-            let most = self.segments_max(writer);
             let mut can_grow = total < most || !writer.holes.is_empty();
             let dying = self.shared.read().dying.len() as u64;
             if dying > 0 {
@@ -95,9 +107,6 @@ impl Inner {
                     self.commit(writer, false)?;
                 }
                 continue;
-            }
-            if writer.data_size_bytes_max.is_some() && valid + length > self.live_bytes_max(most) {
-                return Err(self.no_space("live bytes are at the cap of the space"));
             }
             let in_use = self.in_use(writer);
             let fill = u64::from(self.options.fill_percent_min);
@@ -121,6 +130,19 @@ impl Inner {
                 return Err(self.no_space("there is nothing left to collect"));
             }
         }
+    }
+
+    /// Bytes of a range that are no holes.
+    fn live_in(&self, (offset, length): (u64, u64)) -> u64 {
+        let mut live = 0;
+        let add = |extent: Extent| {
+            if !extent.is_hole() {
+                live += u64::from(extent.length);
+            }
+        };
+        // Of what is not loaded nothing counts.
+        let _ = self.shared.read().tree.visit(offset, length, add);
+        live
     }
 
     /// Collects some segments, in rounds of one part in so `many` of all, if live bytes do not fill enough of those in use. How many

@@ -20,7 +20,7 @@ pub struct Splice<'a> {
     pub remove: u64,
     /// Bytes that come.
     pub data: &'a [u8],
-    /// Places in `data`, ascending, that are marked ([`Space::next_mark`](super::Space::next_mark)).
+    /// Places in `data`, each behind the one before, that are marked ([`Space::next_mark`](super::Space::next_mark)).
     pub marks: &'a [usize],
 }
 
@@ -143,7 +143,7 @@ impl Inner {
         self.load_range(offset, length)?;
         let done = self
             .commit_if_due(writer)
-            .and_then(|()| self.make_room(writer, data.len() as u64))
+            .and_then(|()| self.make_room(writer, data.len() as u64, (offset, length)))
             .and_then(|()| self.load_range(offset, length));
         self.fail_on(done)
     }
@@ -156,6 +156,13 @@ impl Inner {
     ) -> Result<()> {
         const OPERATION: &str = "splice range";
         let Splice { remove, data, marks, .. } = *splice;
+        let is_place = |mark: &usize| *mark < data.len();
+        if !marks.iter().all(is_place) || !marks.is_sorted_by(|one, next| one < next) {
+            return Err(Error::invalid(
+                OPERATION,
+                "a mark that is no place in the data, or not behind the one before",
+            ));
+        }
         let mut writer = self.begin(OPERATION)?;
         let offset = locate();
         // Usually everything is there, and it takes one look to see that.

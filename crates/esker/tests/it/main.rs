@@ -43,6 +43,7 @@ mod flex_mend;
 mod flex_new;
 mod flex_repair;
 mod flex_room;
+mod flex_space;
 mod flex_tables;
 mod flex_unread;
 mod flex_whole;

@@ -23,14 +23,14 @@ fn defaults_are_those_of_memcached_but_for_the_address() {
 
 #[test]
 fn a_line_of_a_distribution_is_understood() {
-    let plan = plan("-m 128 -p 11300 -u memcache -l 127.0.0.1,[::1]:5 -P /run/m.pid -c 2048 -I 2m -t 2 -vv -M -F -A -o modern,idle_timeout=30,no_lru_crawler").expect("valid");
+    let plan = plan("-m 128 -p 11300 -u memcache -l 127.0.0.1,[::1]:5 -P /run/m.pid -c 2048 -I 2m -t 2 -vv -M -F -A -o modern,idle_timeout=30,no_lru_crawler,relaxed_privileges").expect("valid");
     let shown: Vec<String> = plan.listen.iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["memcache://127.0.0.1:11300", "memcache://[::1]:5"]);
     assert_eq!((plan.size_bytes, plan.cores, plan.verbose), (128 * MIB, 2, 2));
     assert_eq!((plan.evict, plan.flush, plan.shutdown), (false, false, true));
     assert_eq!(plan.limits.item_size_max_bytes, 2 * MIB);
     assert_eq!(plan.limits.idle_timeout, Duration::from_secs(30));
-    assert_eq!(plan.notes.len(), 2, "{:?}", plan.notes);
+    assert_eq!(plan.notes.len(), 3, "{:?}", plan.notes);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn servers_are_told_apart_by_port_or_socket() {
     let place = |line: &str| plan(line).unwrap().place().unwrap();
     assert_eq!(place("-p 11212").as_deref(), Some("11212"));
     assert_eq!(place("-s /run/a/b.sock -p 0").as_deref(), Some("run-a-b.sock"));
-    assert_eq!((place("-p -1"), place("-p 0")), (None, None));
+    assert_eq!((place("-p -1"), place("-p 0 -p -1")), (None, None));
     for (line, name) in [
         ("", "11211"),
         ("-l 127.0.0.1", "11211"),
@@ -56,7 +56,7 @@ fn servers_are_told_apart_by_port_or_socket() {
         ("-l 192.0.2.1,127.0.0.1", "192.0.2.1:11211"),
         ("-l 127.0.0.1,192.0.2.1", "11211"),
         ("-l [2001:db8::1]:7", "[2001:db8::1]:7"),
-        ("-p 0 -l 127.0.0.1:5", "5"),
+        ("-p -1 -l 127.0.0.1:5", "5"),
     ] {
         assert_eq!(place(line).as_deref(), Some(name), "{line}");
     }
@@ -231,6 +231,8 @@ fn wrong_options_are_refused_in_words() {
     for (line, words) in [
         ("-p abc", "no number"),
         ("-p 65536", "no number"),
+        ("-p 0", "-s FILE"),
+        ("-p 0 -l 127.0.0.1:5", "-s FILE"),
         ("-c 0", "greater than 0"),
         ("-t 0", "greater than 0"),
         ("-m 0", "greater than 0"),

@@ -155,6 +155,34 @@ fn what_the_cleaner_has_gained_of_a_segment_counts_before_that_is_free() {
     assert_eq!(after.to_bits(), store.debt(0).to_bits(), "it is free, and counts as that alone");
 }
 
+/// What survived a cleaning is written apart from what clients write, and what survived two of them apart from both.
+#[test]
+fn records_lie_with_those_that_survived_as_often() {
+    let store = open(blank());
+    let clean_all_of = |stream| {
+        let mut cleaner = store.lock_cleaner().unwrap();
+        let sealed = store.segments.sealed().filter(|id| store.segments.is_cleanable(*id));
+        let of_stream = |id: &SegmentId| store.segments.incarnation(*id).stream == stream;
+        for victim in sealed.filter(of_stream).collect::<Vec<_>>() {
+            store.clean_segment(&mut cleaner, victim, false).unwrap();
+        }
+    };
+    let stream_of = |number| {
+        let link = store.index.lookup(store.hash(&key(number))).iter().next().unwrap();
+        let segment = store.layout.segment_of(store.layout.offset_of(link)).unwrap();
+        store.segments.incarnation(segment).stream
+    };
+    let next = fill(&store, 10, 0);
+    assert_eq!(stream_of(0), Stream::Fresh);
+    clean_all_of(Stream::Fresh);
+    assert_eq!(stream_of(0), Stream::Warm);
+    fill(&store, 10, next);
+    clean_all_of(Stream::Warm);
+    assert_eq!((stream_of(0), stream_of(next)), (Stream::Cold, Stream::Fresh));
+    clean_all_of(Stream::Fresh);
+    assert_eq!((stream_of(0), stream_of(next)), (Stream::Cold, Stream::Warm));
+}
+
 /// Small records, of which a checkpoint takes more than the cleaner keeps free.
 #[test]
 fn steady_writes_leave_the_checkpoint_where_cleaning_gains_much() {
