@@ -1,4 +1,4 @@
-//! Garbage collection and defragmentation: live bytes move to other segments (FlexSpace §4.1).
+//! Garbage collection: live bytes move to other segments (FlexSpace §4.1).
 //!
 //! # Invariants
 //! - G1: a victim has a byte that nothing points at, and what it holds is moved without gaps: so each round
@@ -14,7 +14,7 @@
 use super::read::{Outcome, Part, is_unread};
 use super::{Inner, Writer};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex::{Record, SpaceShape};
+use esker_format::flex::Record;
 use esker_index::flex_tree::{Extent, MARK, Missing};
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ const BLOCKS_BETWEEN: u64 = 16;
 /// Bytes of extents that a walk over the tree looks at under one lock.
 const WALK_STEP: u64 = 64 << 20;
 /// Bytes of extents that a part of a round looks at.
-const WALK_OF_A_PART: u64 = 8 << 30;
+pub(super) const WALK_OF_A_PART: u64 = 8 << 30;
 
 /// How often others are chosen in a round where nothing of those before could be read.
 const TRIES: u32 = 64;
@@ -187,7 +187,7 @@ impl Inner {
     }
 
     /// Bytes that are moved at once; a segment in any case.
-    fn moved_at_once(&self) -> u64 {
+    pub(super) fn moved_at_once(&self) -> u64 {
         self.options.testing.moved_at_once.max(self.shape.segment_payload())
     }
 
@@ -225,7 +225,7 @@ impl Inner {
     }
 
     /// Where the extent begins that holds the byte at `offset`, or behind a node that cannot be read, or the end of the space.
-    fn start_of_extent(&self, offset: u64) -> Result<u64> {
+    pub(super) fn start_of_extent(&self, offset: u64) -> Result<u64> {
         loop {
             let shared = self.shared.read();
             let found = shared.tree.lookup(offset);
@@ -380,7 +380,7 @@ impl Inner {
     }
 
     /// Lets what is at `offset`, which has these bytes, stand at another place.
-    fn put_elsewhere(
+    pub(super) fn put_elsewhere(
         &self,
         writer: &mut Writer,
         offset: u64,
@@ -397,121 +397,5 @@ impl Inner {
             at += length;
         }
         self.apply_all(writer, &records)
-    }
-
-    /// Writes anew what stands in short extents, part by part: others come to their turn between two.
-    pub(super) fn defrag(&self, offset: u64, length: u64) -> Result<u64> {
-        let end = offset.saturating_add(length);
-        let (mut at, mut moved) = (offset, 0);
-        loop {
-            let mut writer = self.begin("defragment range")?;
-            if at >= end.min(self.shared.read().tree.size_bytes()) {
-                return Ok(moved);
-            }
-            let (behind, bytes) = self.defrag_part(&mut writer, at, end)?;
-            at = behind;
-            moved += bytes;
-        }
-    }
-
-    /// Finds runs of short extents from `offset` on, and writes each anew, as one. Where it ended, and how many bytes were moved.
-    fn defrag_part(&self, writer: &mut Writer, offset: u64, end: u64) -> Result<(u64, u64)> {
-        let (most, mut bytes) = (self.moved_at_once(), 0);
-        let mut runs = Runs::new(&self.shape);
-        self.load_range(offset, 1)?;
-        let from = self.start_of_extent(offset)?;
-        let visit = |extent: Extent| {
-            let is_enough = extent.offset >= end
-                || bytes >= most
-                || extent.offset.saturating_sub(from) > WALK_OF_A_PART;
-            if !is_enough {
-                bytes += runs.add(&extent);
-            }
-            !is_enough
-        };
-        let next = self.walk(from, visit, &mut Err)?;
-        let mut moved = 0;
-        for Run { offset, length, is_marked, .. } in runs.end() {
-            self.load_range(offset, length)?;
-            let room = self.make_room(writer, length, (offset, length));
-            self.fail_on(room)?;
-            let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
-            // Who cannot be read stays where it is.
-            self.read(offset, &mut bytes)?;
-            let done = self.put_elsewhere(writer, offset, &bytes, is_marked);
-            let done = done.and_then(|()| self.commit_if_due(writer));
-            self.fail_on(done)?;
-            moved += length;
-            writer.moved_bytes += length;
-        }
-        Ok((next, moved))
-    }
-}
-
-/// Short extents side by side that become one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Run {
-    offset: u64,
-    length: u64,
-    extents: u32,
-    is_marked: bool,
-}
-
-impl Run {
-    fn end(&self) -> u64 {
-        self.offset + self.length
-    }
-}
-
-/// Finds runs among extents that come one behind the other.
-///
-/// Extents of half the longest length and more stay as they are, so that what was written anew is not written again: a run ends where
-/// the next extent would make it too long. It also ends behind the last bytes of a segment, where every run is cut, and before a
-/// mark, which stays where it is.
-#[derive(Debug)]
-struct Runs<'s> {
-    shape: &'s SpaceShape,
-    ended: Vec<Run>,
-    open: Run,
-}
-
-impl<'s> Runs<'s> {
-    fn new(shape: &'s SpaceShape) -> Self {
-        Runs { shape, ended: Vec::new(), open: Run::default() }
-    }
-
-    /// Adds the next extent; how many bytes of a run this brings.
-    fn add(&mut self, extent: &Extent) -> u64 {
-        let (length, longest) =
-            (u64::from(extent.length), u64::from(self.shape.extent_size_bytes_max));
-        let is_next = self.open.end() == extent.offset && self.open.length + length <= longest;
-        if extent.is_hole() || extent.is_marked() || !is_next || length >= longest / 2 {
-            self.close();
-        }
-        if extent.is_hole() || length >= longest / 2 {
-            return 0;
-        }
-        if self.open.extents == 0 {
-            let is_marked = extent.is_marked();
-            self.open = Run { offset: extent.offset, length: 0, extents: 0, is_marked };
-        }
-        self.open.length += length;
-        self.open.extents += 1;
-        if (extent.place() + length).is_multiple_of(self.shape.segment_payload()) {
-            self.close();
-        }
-        length
-    }
-
-    fn close(&mut self) {
-        let run = std::mem::take(&mut self.open);
-        if run.extents > 1 {
-            self.ended.push(run);
-        }
-    }
-
-    fn end(mut self) -> Vec<Run> {
-        self.close();
-        self.ended
     }
 }

@@ -34,6 +34,7 @@ mod cache;
 mod check;
 mod collect;
 mod commit;
+mod defrag;
 mod files;
 mod filled;
 mod hidden;
