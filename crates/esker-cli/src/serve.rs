@@ -68,5 +68,5 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
             no_cache: None,
         },
     };
-    service.run(|| Ok(()), || Ok(()))
+    service.run(|_| Ok(()), || Ok(()))
 }

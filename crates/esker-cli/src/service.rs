@@ -119,10 +119,10 @@ impl Secrets {
 }
 
 impl Service {
-    /// Serves until a signal; `serving` is called once clients are served, and `said` once that is said.
+    /// Serves until a signal; `serving` is called with the addresses once clients are served, and `said` once that is said.
     pub(crate) fn run(
         mut self,
-        serving: impl FnOnce() -> Result<(), Failure>,
+        serving: impl FnOnce(&[ListenAddress]) -> Result<(), Failure>,
         said: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         start_log(self.log);
@@ -183,7 +183,7 @@ impl Service {
                 "room for {clients} clients in shared memory: {each} each, together a quarter of memory-max"
             ));
         }
-        serving()?;
+        serving(server.addresses())?;
         say("ready");
         said()?;
 

@@ -268,6 +268,7 @@ fn quantiles(latency: &Histogram<u64>) -> String {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let a = Arguments::parse();
+    std::fs::create_dir_all("target")?;
     let scratch = tempfile::tempdir_in("target")?;
     let mut options = Options::new(a.data.clone().unwrap_or_else(|| scratch.path().join("store")));
     options.engine = Some(a.engine);

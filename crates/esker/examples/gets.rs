@@ -64,6 +64,7 @@ fn size(text: &str) -> Result<u64, String> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
+    std::fs::create_dir_all("target")?;
     let scratch = tempfile::tempdir_in("target")?;
     let path = arguments.data.clone().unwrap_or_else(|| scratch.path().join("store"));
     let mut options = Options::new(&path);

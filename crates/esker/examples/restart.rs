@@ -99,6 +99,7 @@ fn open(options: &Options, name: &str, records: u64) -> Store {
 
 fn main() {
     let a = Arguments::parse();
+    std::fs::create_dir_all("target").unwrap();
     let scratch = tempfile::tempdir_in("target").unwrap();
     let path = a.data.clone().unwrap_or_else(|| scratch.path().join("store"));
     let mut options = Options::new(&path);

@@ -133,6 +133,7 @@ fn print(text: &str) -> Result<Done, Failure> {
 
 fn run(mut plan: Plan) -> Result<Done, Failure> {
     let place = plan.place()?;
+    let ports = process::PortsFile::named()?;
     if plan.daemon {
         // Nobody's folder is held by what runs in the background.
         plan.make_absolute()?;
@@ -204,8 +205,11 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
     };
     let daemon = plan.daemon;
     service.run(
-        || {
+        |addresses| {
             drop(passing);
+            if let Some(ports) = ports {
+                ports.write(addresses)?;
+            }
             pid_file.as_mut().map_or(Ok(()), process::PidFile::write)
         },
         || if daemon { process::fall_silent() } else { Ok(()) },

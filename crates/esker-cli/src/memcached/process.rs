@@ -1,4 +1,4 @@
-//! What memcached does with its process: into the background, to another user, a file with its id.
+//! What memcached does with its process: into the background, to another user, files with its id and its ports.
 //!
 //! The background is a second run of the program: the first one starts it with the same words,
 //! repeats what it says until it is ready, and ends. So no process is ever cut in two, and whoever
@@ -6,13 +6,14 @@
 
 use crate::failure::{Done, Failure};
 use crate::service::say;
+use esker_server::ListenAddress;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Says to a second run that it is one.
@@ -20,6 +21,8 @@ const MARK: &str = "ESKER_IN_BACKGROUND";
 /// A name of the system's users, as it is written in the files.
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
+/// Names the file for ports, as memcached has it: who starts a server at any port (`-p -1`) reads there which one it took.
+const PORTS: &str = "MEMCACHED_PORT_FILENAME";
 
 /// Whether this run is the one in the background.
 pub(super) fn in_background() -> bool {
@@ -130,6 +133,33 @@ impl Drop for PidFile<'_> {
             // Another user may own the folder now; then the file stays, as memcached's does.
             let _ = rustix::fs::unlink(self.path);
         }
+    }
+}
+
+/// A file with the ports of this process, a line each, as memcached writes it. It appears with all of them, and stays.
+pub(super) struct PortsFile(PathBuf);
+
+impl PortsFile {
+    /// The file that the environment names; a relative path is that of whoever started the process.
+    pub(super) fn named() -> Result<Option<PortsFile>, Failure> {
+        let Some(path) = std::env::var_os(PORTS) else { return Ok(None) };
+        let whole = std::path::absolute(&path).map_err(|source| Failure::io(PORTS, &source))?;
+        Ok(Some(PortsFile(whole)))
+    }
+
+    pub(super) fn write(&self, addresses: &[ListenAddress]) -> Result<(), Failure> {
+        let mut lines = String::new();
+        for address in addresses {
+            if let ListenAddress::Tcp(address) = address {
+                let family = if address.is_ipv4() { "INET" } else { "INET6" };
+                lines.push_str(&format!("TCP {family}: {}\n", address.port()));
+            }
+        }
+        let mut beside = self.0.clone().into_os_string();
+        beside.push(".lck");
+        let failed = |source: std::io::Error| Failure::io(self.0.display(), &source);
+        std::fs::write(&beside, lines).map_err(failed)?;
+        std::fs::rename(&beside, &self.0).map_err(failed)
     }
 }
 

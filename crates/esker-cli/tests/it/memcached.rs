@@ -4,7 +4,7 @@ use crate::program::{Scratch, program};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// A free port, as far as one can know.
@@ -183,6 +183,27 @@ fn the_file_with_the_id_is_that_of_the_process_that_serves() {
     talk(&port, "shutdown\r\n");
     running.ends();
     assert_eq!(pid().as_deref(), Some("1\n"));
+}
+
+#[test]
+fn the_ports_of_a_server_are_in_the_file_that_the_environment_names() {
+    let scratch = Scratch::new();
+    let mut command = program(scratch.path("").as_path());
+    command.args(["memcached", "-l", "127.0.0.1,[::1]", "-p", "-1", "-o", "data=here", "-A"]);
+    command.args(user()).env("MEMCACHED_PORT_FILENAME", "ports").stderr(Stdio::piped());
+    let running = Running::of(command.spawn().expect("starts"));
+    let told = std::fs::read_to_string(scratch.path("ports")).expect("a file of text");
+    let heard = |line: &String| line.strip_prefix("listening on memcache://").map(str::to_owned);
+    let heard: Vec<String> = running.1.iter().filter_map(heard).collect();
+    let lines = heard.iter().map(|address| {
+        let (host, port) = address.rsplit_once(':').expect("a port");
+        format!("TCP {}: {port}\n", if host == "[::1]" { "INET6" } else { "INET" })
+    });
+    assert_eq!(told, lines.collect::<String>());
+    assert!(!scratch.path("ports.lck").exists());
+    let port = told.strip_prefix("TCP INET: ").expect("the first").split('\n').next();
+    assert_eq!(talk(port.expect("a line"), "shutdown\r\n"), "");
+    running.ends();
 }
 
 #[test]
