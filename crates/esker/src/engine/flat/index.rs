@@ -186,7 +186,11 @@ impl KeyIndex for HashIndex {
         loop {
             let mut damaged = None;
             let found = self.table.find(hash, |word| {
-                let Some(word) = word else { return ControlFlow::Continue(()) };
+                let Some(word) = word else {
+                    // Once more, from the start: what was damaged may be gone.
+                    damaged = None;
+                    return ControlFlow::Continue(());
+                };
                 if Place::of(word).key_of_8 != of_8 {
                     return ControlFlow::Continue(());
                 }

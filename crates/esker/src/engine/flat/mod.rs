@@ -191,15 +191,23 @@ impl Flat {
         };
         let mut rng = Rng::seeded(options.testing.seed)?;
         let root = Root::open(&*memory, options, index, &mut rng, false)?;
-        let mut flat = Flat::empty(&memory, options, &root);
-        if !flat.recover(&root, options, true)? {
-            tracing::warn!("an image of the index is damaged: the logs are read");
-            // What was made of the image goes first, and writes nothing: nobody needs memory for two indexes.
-            crate::engine::Engine::abandon(&flat);
-            drop(flat);
-            flat = Flat::empty(&memory, options, &root);
-            flat.recover(&root, options, false)?;
-        }
+        let recovered = |images| {
+            let flat = Flat::empty(&memory, options, &root);
+            let done = flat.recover(&root, options, images);
+            if !matches!(done, Ok(true)) {
+                // What was made of it goes, and writes nothing: nobody needs memory for two indexes.
+                crate::engine::Engine::abandon(&flat);
+            }
+            done.map(|is_whole| is_whole.then_some(flat))
+        };
+        let flat = match recovered(true)? {
+            Some(flat) => flat,
+            None => {
+                tracing::warn!("an image of the index is damaged: the logs are read");
+                let damaged = || Error::corrupted("open store", "images are damaged");
+                recovered(false)?.ok_or_else(damaged)?
+            }
+        };
         flat.versions.raise(options.testing.first_version);
         let flat = Arc::new(flat);
         if options.testing.background {

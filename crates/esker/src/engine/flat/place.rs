@@ -332,7 +332,7 @@ impl Flat {
     }
 
     /// Bytes of the place of a record that begins at `offset`: a block, or the chunks of a large one. `None` if none begins there. The chunk
-    /// may be taken anew meanwhile, for something else.
+    /// may be taken anew meanwhile, for something else. In a repair, places in a chunk without a header have no bounds that are known.
     pub(super) fn record_room(&self, offset: u64) -> Option<u64> {
         let number = self.layout.chunk_of(offset);
         let chunk = self.chunks.get(number)?;
@@ -345,12 +345,16 @@ impl Flat {
             Use::Large if offset == self.layout.start_of(number) + CHUNK_START => {
                 Some(lines.max(1).saturating_mul(self.layout.chunk_size) - CHUNK_START)
             }
+            Use::Bad if self.is_in_repair() => Some(u64::MAX),
             _ => None,
         }
     }
 
-    /// Frees a record's place.
+    /// Frees a record's place; not that of another's, which a damaged store may point at.
     pub(super) fn free_record(&self, line: u64) {
+        if self.is_not_own(line) {
+            return;
+        }
         let offset = line.saturating_mul(LINE as u64);
         let number = self.layout.chunk_of(offset);
         let Some(chunk) = self.chunks.get(number) else { return };

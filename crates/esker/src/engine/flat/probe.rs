@@ -21,6 +21,8 @@ pub(super) const PAGE_SIZE_BYTES: usize = 4 << 10;
 impl Flat {
     /// Takes `count` free chunks in a row whose memory is good; `None` if there are none that `whom` may have.
     pub(super) fn take_free(&self, count: usize, whom: For) -> Result<Option<u32>> {
+        // A repair needs no more room than it gives back: it may have what is kept for deletes.
+        let whom = if self.is_in_repair() && whom == For::Puts { For::Deletes } else { whom };
         loop {
             let Some(first) = self.chunks.take(count, whom) else { return Ok(None) };
             if let Some(first) = self.keep_good(first, count)? {

@@ -23,8 +23,8 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::{
     CHUNK_HEADER_SIZE, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkHeader, ChunkKind, Clear,
-    IndexKind, MAKING, RESTORING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session,
-    Superblock,
+    IndexKind, LINE, MAKING, RESTORING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE,
+    Session, Superblock,
 };
 use esker_media::Pmem;
 use std::sync::atomic::Ordering;
@@ -42,6 +42,8 @@ const SESSIONS_KILLED: u64 = 8;
 pub(super) struct Root {
     pub(super) superblock: Superblock,
     pub(super) session: Session,
+    /// The medium has lost its line.
+    session_lost: bool,
     pub(super) clear: Clear,
     /// Slots of what was cleared that do not say so.
     stale_clears: Vec<u64>,
@@ -206,6 +208,13 @@ fn format(
     Ok(superblock)
 }
 
+/// A line of the root that begins with these bytes, and has nothing else: one that the medium has lost is so until all of it is written.
+pub(super) fn whole_line(bytes: &[u8]) -> [u8; LINE] {
+    let mut line = [0; LINE];
+    line.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    line
+}
+
 /// The newer whole copy of a chunk's header, and the number of the other one if that says something else; `None` if
 /// neither is whole.
 pub(super) fn read_header(
@@ -213,13 +222,18 @@ pub(super) fn read_header(
     layout: &Layout,
     number: u32,
 ) -> Result<Option<(ChunkHeader, Option<u64>)>> {
-    let mut bytes = [0; 2 * CHUNK_HEADER_SIZE];
-    memory.read(layout.start_of(number), &mut bytes)?;
-    let sound = || sites::CHUNK_CHECKSUM.disabled();
-    let decode = |bytes: &[u8]| ChunkHeader::decode(bytes, &layout.store_id, number, sound).ok();
-    let (first, second) = bytes.split_at(CHUNK_HEADER_SIZE);
+    let copy = |at: u64| {
+        let mut bytes = [0; CHUNK_HEADER_SIZE];
+        match memory.read(layout.start_of(number) + at, &mut bytes) {
+            // The medium has lost this copy; the other one is on a line of its own.
+            Err(error) if error.kind() == ErrorKind::Corrupted => return Ok(None),
+            read => read?,
+        }
+        let sound = || sites::CHUNK_CHECKSUM.disabled();
+        Ok::<_, Error>(ChunkHeader::decode(&bytes, &layout.store_id, number, sound).ok())
+    };
     // Both say the same, but for a crash between them: then the first is the newer one, or it is torn.
-    Ok(match (decode(first), decode(second)) {
+    Ok(match (copy(0)?, copy(CHUNK_HEADER_SIZE as u64)?) {
         (Some(first), Some(second)) if first == second => Some((first, None)),
         (Some(first), Some(second)) if second.epoch > first.epoch => Some((second, Some(0))),
         (Some(first), _) => Some((first, Some(1))),
@@ -270,12 +284,25 @@ impl Root {
         let layout = Layout::of(&superblock);
         let Headers { headers, stale, headless } = Root::read_headers(memory, &layout, repairs)?;
         let newest = headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0);
-        let word = memory.load_u64(SESSION_OFFSET)?;
         // A damaged word costs the image: the headers know the latest session that wrote.
-        let session = Session::decode(word, &layout.store_id)
-            .unwrap_or(Session { number: newest, clean: false });
+        let word = match memory.load_u64(SESSION_OFFSET) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => None,
+            word => Some(word?),
+        };
+        let session = word.and_then(|word| Session::decode(word, &layout.store_id).ok());
+        let session = session.unwrap_or(Session { number: newest, clean: false });
+        let session_lost = word.is_none();
         let (clear, stale_clears) = Root::read_clear(memory, &layout, repairs)?;
-        Ok(Root { superblock, session, clear, stale_clears, headers, stale, headless })
+        Ok(Root {
+            superblock,
+            session,
+            session_lost,
+            clear,
+            stale_clears,
+            headers,
+            stale,
+            headless,
+        })
     }
 
     /// What was cleared, and where that does not stand. A crash tears one slot at most, so that two tell of damage: what
@@ -312,10 +339,7 @@ impl Root {
         let Headers { mut headers, mut stale, mut headless } = Headers::default();
         let mut number = 1;
         while number < layout.chunk_count {
-            let found = match read_header(memory, layout, number) {
-                Err(error) if error.kind() == ErrorKind::Corrupted && repairs => None,
-                found => found?,
-            };
+            let found = read_header(memory, layout, number)?;
             if found.is_none() && repairs {
                 headless.push(number);
                 number += 1;
@@ -450,6 +474,9 @@ impl Flat {
         let word = Session { number, clean: false }.encode(&self.layout.store_id);
         // PERSIST: before anything new is written: an image does not count any more, and no epoch of this session
         //          was used before.
+        if root.session_lost {
+            self.memory.store(sites::SESSION_STORE, SESSION_OFFSET, &whole_line(&[]))?;
+        }
         self.memory.store_u64(sites::SESSION_STORE, SESSION_OFFSET, word)?;
         self.memory.flush(sites::SESSION_FLUSH, SESSION_OFFSET, 8)?;
         self.memory.fence(sites::SESSION_FENCE)?;
@@ -489,7 +516,7 @@ impl Flat {
     /// Makes both copies of each header whole, and both slots of what was cleared: the next change may tear the first.
     fn mend_headers(&self, root: &Root) -> Result<()> {
         for offset in &root.stale_clears {
-            let bytes = root.clear.encode(&self.layout.store_id);
+            let bytes = whole_line(&root.clear.encode(&self.layout.store_id));
             // PERSIST: the other slot stays as it is.
             self.memory.store(sites::CLEAR_STORE, *offset, &bytes)?;
             self.memory.flush(sites::MEND_FLUSH, *offset, bytes.len() as u64)?;
@@ -511,6 +538,10 @@ impl Flat {
             let used = chunk.live.load(Ordering::Relaxed) > 0;
             match header.kind {
                 ChunkKind::Image if self.is_of_checkpoint(header.number) => {}
+                // A later open is not to believe one: what a repair makes of damaged logs is older than what it says.
+                ChunkKind::Image if self.is_in_repair() => {
+                    self.chunks.release(&*self.memory, header.number, self.versions.next())?;
+                }
                 ChunkKind::Free | ChunkKind::Image => self.chunks.add_free(header.number),
                 // Their headers do not matter until they are written anew.
                 ChunkKind::Blocks if !used => self.chunks.add_free(header.number),

@@ -24,7 +24,7 @@ use super::probe::PAGE_SIZE_BYTES;
 use super::recover::Root;
 use super::{Flat, sites};
 use crate::check::RepairReport;
-use crate::engine::Cursor;
+use crate::engine::{Cursor, Engine};
 use crate::options::Options;
 use crate::value::{Condition, Value};
 use esker_base::rng::Rng;
@@ -34,7 +34,7 @@ use esker_index::Word;
 use esker_media::Pmem;
 use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// What is damaged, as it is found.
@@ -44,8 +44,10 @@ pub(super) struct Damaged {
     logs: Mutex<BTreeSet<u32>>,
     /// By hash: logs with entries whose records have not their keys.
     keyless: Mutex<BTreeMap<u64, Vec<u32>>>,
-    /// Entries that point at what is no record of their own.
-    misplaced: Mutex<HashSet<Word>>,
+    /// Entries that point at what is no record of their own, and the lines.
+    misplaced: Mutex<HashMap<Word, u64>>,
+    /// Those lines, which nobody frees before the next open: one may be another's.
+    not_own: Mutex<HashSet<u64>>,
 }
 
 /// What the index has of a key.
@@ -70,15 +72,14 @@ pub(crate) fn repair(memory: &Arc<dyn Pmem>, options: &Options) -> Result<Repair
         images &= root.headless.is_empty() && root.session.clean;
         let mut flat = Flat::empty(memory, &options, &root);
         flat.damaged = Some(Damaged::default());
-        let recovered = match flat.recover(&root, &options, images) {
-            Err(error) if images && error.kind() == ErrorKind::Corrupted => false,
-            recovered => recovered?,
-        };
-        flat.versions.raise(options.testing.first_version);
-        if recovered && let Some(report) = flat.mend(&root.headless, images)? {
+        let mended = flat.recover_and_mend(&root, &options, images);
+        if let Ok(Some(report)) = mended {
             flat.close_store()?;
             return Ok(report);
         }
+        // Without an image: of a store that is not sound it would say that it is.
+        flat.abandon();
+        mended?;
         images = false;
     }
 }
@@ -140,9 +141,35 @@ impl Flat {
         true
     }
 
-    /// An entry points at what is no record of its own. False outside of a repair.
-    pub(super) fn note_misplaced(&self, word: Word) -> bool {
-        self.damaged.as_ref().map(|damaged| damaged.misplaced.lock().insert(word)).is_some()
+    /// An entry points at a line that is no record of its own. False outside of a repair.
+    pub(super) fn note_misplaced(&self, word: Word, line: u64) -> bool {
+        let Some(damaged) = &self.damaged else { return false };
+        damaged.misplaced.lock().insert(word, line);
+        damaged.not_own.lock().insert(line);
+        true
+    }
+
+    /// Whether an entry points at this line whose own it is not.
+    pub(super) fn is_not_own(&self, line: u64) -> bool {
+        self.damaged.as_ref().is_some_and(|damaged| damaged.not_own.lock().contains(&line))
+    }
+
+    /// Finds what there is and makes it sound; `None` if an image of the index is no help.
+    fn recover_and_mend(
+        &mut self,
+        root: &Root,
+        options: &Options,
+        images: bool,
+    ) -> Result<Option<RepairReport>> {
+        let recovered = match self.recover(root, options, images) {
+            Err(error) if images && error.kind() == ErrorKind::Corrupted => false,
+            recovered => recovered?,
+        };
+        if !recovered {
+            return Ok(None);
+        }
+        self.versions.raise(options.testing.first_version);
+        self.mend(&root.headless, images)
     }
 
     /// Makes the store sound; `None` if its index is of an image and has an entry whose key nobody knows: without that, older ones
@@ -171,7 +198,7 @@ impl Flat {
             report.records += 1;
             match met {
                 Err(word) => nameless.push(word),
-                Ok(met) if misplaced.contains(&met.word) => found.push(met),
+                Ok(met) if misplaced.contains_key(&met.word) => found.push(met),
                 Ok(met) if self.read_met(&met, is_doubtful)?.is_none() => lost.push(met),
                 Ok(_) => {}
             }
@@ -181,7 +208,7 @@ impl Flat {
             return Ok(None);
         }
         for met in found {
-            self.rescue(&met, true, &mut report)?;
+            self.rescue(&met, &mut report)?;
         }
         for met in lost {
             report.records_lost += 1;
@@ -312,26 +339,18 @@ impl Flat {
         }
     }
 
-    /// Writes a value anew, or deletes its key. The place of its record is free then, if that is its own.
-    fn rescue(&self, met: &Met, is_misplaced: bool, report: &mut RepairReport) -> Result<()> {
-        let Met { hash, key, word } = met;
+    /// Writes a value anew, or deletes its key. Until that is durable the index has what there was: no cleaner, which has to make room for
+    /// it, frees the only copy.
+    fn rescue(&self, met: &Met, report: &mut RepairReport) -> Result<()> {
         let value = self.read_met(met, true)?;
-        let record = match self.record_of(*word, Since::HELD) {
-            Err(error) if error.kind() == ErrorKind::Corrupted => None,
-            record => record?.flatten().filter(|_| !is_misplaced),
-        };
-        if self.index.remove(*hash, key, *word) {
-            self.let_go(*word, None);
-        }
         report.records_lost += u64::from(value.is_none());
         match value.flatten() {
             Some(value) => {
                 report.records_moved += 1;
-                self.put_value(key, &value, value.attributes(), Condition::Always)?;
+                self.put_value(&met.key, &value, value.attributes(), Condition::Always)?;
             }
-            None => drop(self.delete_key(key, Condition::Always)?),
+            None => drop(self.delete_key(&met.key, Condition::Always)?),
         }
-        record.into_iter().for_each(|line| self.free_record(line));
         Ok(())
     }
 
@@ -354,7 +373,7 @@ impl Flat {
         })?;
         let live = u64::from(entries.saturating_sub(dead));
         report.records_moved += live.saturating_sub(left.len() as u64);
-        left.into_iter().try_for_each(|met| self.rescue(&met, false, report))?;
+        left.into_iter().try_for_each(|met| self.rescue(&met, report))?;
         // The same once the last of them has left it.
         if chunk.usage() != Use::Log || chunk.salt() != salt {
             return Ok(());

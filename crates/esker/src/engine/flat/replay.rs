@@ -462,7 +462,7 @@ impl Flat {
             })?;
             if let Some(Some(line)) = seen
                 && !self.mark(line)
-                && !self.note_misplaced(word)
+                && !self.note_misplaced(word, line)
             {
                 let words = "an entry points at what is no record of its own".to_owned();
                 return Err(corrupted(&*self.memory, words, place.offset, LINE as u64));

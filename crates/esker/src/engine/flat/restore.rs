@@ -17,7 +17,7 @@
 //! A crash or an error leaves memory that no open takes: restore again.
 
 use super::layout::Layout;
-use super::recover::{EPOCH_BITS, is_storeless, read_header, remains};
+use super::recover::{EPOCH_BITS, is_storeless, read_header, remains, whole_line};
 use super::sites;
 use crate::backup::RestoreReport;
 use crate::engine::backup::Backup;
@@ -127,6 +127,13 @@ impl Target<'_> {
     /// Makes the session durable before the headers go that know of those before.
     fn write_session(&self, number: u64) -> Result<()> {
         let word = Session { number, clean: false }.encode(&self.layout.store_id);
+        match self.memory.load_u64(SESSION_OFFSET) {
+            // The line is good again once all of it is written.
+            Err(error) if error.kind() == ErrorKind::Corrupted => {
+                self.write(SESSION_OFFSET, &whole_line(&[]))?;
+            }
+            found => drop(found?),
+        }
         self.memory.store_u64(sites::RESTORE_STORE, SESSION_OFFSET, word)?;
         self.memory.flush(sites::RESTORE_FLUSH, SESSION_OFFSET, 8)?;
         self.fence()
@@ -231,7 +238,7 @@ pub(crate) fn restore(
     let store_id = &superblock.store_id;
     let clear = Clear { generation: 1, version: backup.manifest.clear_version.0 };
     for offset in CLEAR_OFFSETS {
-        target.write(offset, &clear.encode(store_id))?;
+        target.write(offset, &whole_line(&clear.encode(store_id)))?;
     }
     let bytes = superblock.encode();
     let (magic, rest) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));

@@ -5,6 +5,7 @@ mod checks;
 mod clears;
 mod killed;
 mod losses;
+mod mended;
 mod purge;
 mod restored;
 mod room;
