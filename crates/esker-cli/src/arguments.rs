@@ -106,7 +106,7 @@ pub(crate) struct Shown {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve the data over the network until SIGTERM, SIGINT or SIGUSR1
+    /// Serve the data over the network until SIGTERM, SIGINT or SIGUSR1; a SIGINT behind one of them ends it at once
     Serve(Box<ServeArguments>),
     /// Serve as memcached does, with memcached's own options: esker memcached -h
     #[command(disable_help_flag = true)]

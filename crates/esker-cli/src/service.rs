@@ -6,7 +6,8 @@
 //!
 //! # Failure
 //! The first SIGTERM, SIGINT or SIGUSR1 stops accepting, finishes what was received, closes the store and
-//! exits with 0. A second one ends the process at once, which the store survives as it survives a
+//! exits with 0. More of SIGTERM and SIGUSR1 change nothing: whoever passes one on may send it twice. A SIGINT behind
+//! another signal, as of somebody who does not want to wait, ends the process at once, which the store survives as it survives a
 //! crash. SIGHUP has the files with credentials and certificates read again, as memcached does; if one
 //! is wrong, that is said, and what was read before stays.
 
@@ -267,15 +268,15 @@ fn catch_hangups() -> Result<Signals, Failure> {
     Signals::new([SIGHUP]).map_err(uncaught)
 }
 
-/// From here on the first signal that ends the process is told by the iterator, and the second ends it.
+/// From here on the first signal that ends the process is told by the iterator, and a SIGINT behind it ends the process.
 fn catch_ends(signals: &Signals) -> Result<(), Failure> {
     let again = Arc::new(AtomicBool::new(false));
     // The last one is memcached's wish for an end that loses nothing.
     let ending = [SIGTERM, SIGINT, SIGUSR1];
+    // Before the flag is raised by it: the first signal finds it down.
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, again.clone())
+        .map_err(uncaught)?;
     for signal in &ending {
-        // In this order: the first signal finds the flag down, and raises it.
-        signal_hook::flag::register_conditional_shutdown(*signal, 128 + signal, again.clone())
-            .map_err(uncaught)?;
         signal_hook::flag::register(*signal, again.clone()).map_err(uncaught)?;
         signals.add_signal(*signal).map_err(uncaught)?;
     }

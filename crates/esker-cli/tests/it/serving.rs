@@ -121,6 +121,28 @@ fn it_says_what_runs_where_and_stops_cleanly() {
     assert_eq!(scratch.run(&["get", "k"]).exits_with(0).output, b"last");
 }
 
+/// Whoever passes a signal on may send it twice: a cache would begin empty for that.
+#[test]
+fn a_signal_that_comes_again_does_not_cut_a_clean_stop_off() {
+    let scratch = Scratch::new();
+    let options = ["--cache", "--durability", "none"];
+    let serving = Serving::start(&scratch, &options);
+    let value = "v".repeat(100_000);
+    let sets: String = (0..400).map(|n| format!("set k{n} 0 0 100000\r\n{value}\r\n")).collect();
+    assert_eq!(serving.talk(&sets), "STORED\r\n".repeat(400));
+    for signal in ["-TERM", "-USR1", "-TERM"] {
+        serving.signal(signal);
+    }
+    assert!(stop_and_wait(serving, "-TERM").contains("stopped"));
+    let serving = Serving::start(&scratch, &options);
+    assert!(serving.talk("get k399\r\n").starts_with("VALUE k399 0 100000"));
+    // Who does not want to wait says so.
+    let idle = serving.connect();
+    serving.signal("-TERM");
+    serving.signal("-INT");
+    drop(idle);
+}
+
 #[test]
 fn a_server_that_cannot_listen_makes_no_store() {
     let scratch = Scratch::new();
@@ -195,12 +217,14 @@ fn what_a_place_cannot_have_is_refused_and_nothing_there_is_overwritten() {
     let scratch = Scratch::new();
     let content = vec![7; 1 << 20];
     std::fs::write(scratch.path("device"), &content).expect("write");
-    let ran = scratch.run(&["serve", "--data", "device", "--size", "1GiB"]).exits_with(2);
+    // Not the port that is the default: whoever runs the tests may have a server there.
+    let serve = ["serve", "--listen", "memcache://127.0.0.1:0", "--data", "device", "--size"];
+    let ran = scratch.run(&[&serve[..], &["1GiB"]].concat()).exits_with(2);
     assert!(ran.said.contains("device has 1 MiB"), "{ran:?}");
     let ran = scratch.run(&["put", "k", "v", "--data", "device", "--size", "1GiB"]).exits_with(2);
     assert!(ran.said.contains("device has 1 MiB"), "{ran:?}");
     // A file is not what `--format` is for, whatever it holds.
-    let fits = ["serve", "--data", "device", "--size", "1MiB"];
+    let fits = [&serve[..], &["1MiB"]].concat();
     let ran = scratch.run(&[&fits[..], &["--format"]].concat()).exits_with(2);
     assert!(ran.said.contains("raw device"), "{ran:?}");
     let ran = scratch.run(&fits).exits_with(2);

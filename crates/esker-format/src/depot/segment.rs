@@ -111,6 +111,14 @@ impl SegmentHeader {
         bytes
     }
 
+    /// Whether this was a header of store `store_id`, which damage has changed: neither a store before nor what a client writes has that
+    /// number where it stands in headers.
+    #[must_use]
+    pub fn is_damaged(bytes: &[u8], store_id: StoreId, segment_id: SegmentId) -> bool {
+        let is_ours = Raw::read_from_prefix(bytes).is_ok_and(|(raw, _)| raw.store_id == store_id.0);
+        is_ours && SegmentHeader::decode(bytes, store_id, segment_id).is_err()
+    }
+
     /// Reads and checks the header of segment `segment_id` of store `store_id`.
     ///
     /// # Errors

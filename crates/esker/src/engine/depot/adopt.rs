@@ -62,6 +62,9 @@ impl Depot {
             }
         }
         log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
+        // Until their headers are blank nobody may take them for good ones.
+        let headless = log.damaged.iter().filter(|damage| damage.headless);
+        headless.for_each(|damage| self.segments.add_stale(damage.segment));
         let kept = log.checkpoint.as_ref().map(|loaded| &loaded.segments[..]).unwrap_or_default();
         for header in log.headers.iter().filter(|header| header.stream == Stream::Checkpoint) {
             if !kept.contains(&header.segment_id) {

@@ -160,7 +160,18 @@ impl Depot {
     ) -> Result<Option<Damage>> {
         let source = self.source(sites::CHECK_READ);
         let at = |position, is_full, is_certain| Ok(Some(Damage { position, is_full, is_certain }));
-        let Some(header) = source.header(self.superblock.store_id, id)? else {
+        let store_id = self.superblock.store_id;
+        let (header, mut damaged) = source.header_and_damage(store_id, id)?;
+        if damaged.is_some() {
+            // Unless it was being written.
+            damaged = source.header_and_damage(store_id, id)?.1;
+        }
+        if let Some(offset) = damaged {
+            report.problem(format!(
+                "a copy of the header of segment {id} is damaged at device offset {offset}: the next open writes it anew"
+            ));
+        }
+        let Some(header) = header else {
             // One that is being evicted has no header any more.
             return if self.superblock.cache { Ok(None) } else { at(0, true, false) };
         };

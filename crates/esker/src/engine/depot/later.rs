@@ -136,12 +136,16 @@ impl Depot {
     }
 
     /// Makes durable that versions will be given from here on (W4): in the header of the segment in which the log goes on, or, if it
-    /// begins a new one, in that of that one.
+    /// begins a new one, in that of that one. It begins one also for who makes each write durable: else which versions were given, and what
+    /// was cleared, may stand in a segment alone in which nothing counts any more, and whose header may go before those that were cleared.
     pub(super) fn reserve_versions(&self) -> Result<()> {
-        if !self.writes_later() {
+        let (tail, is_new) = {
+            let state = self.log.lock();
+            (state.tail, state.next_version == Version(1))
+        };
+        if !self.writes_later() && (tail.is_some() || is_new) {
             return Ok(());
         }
-        let tail = self.log.lock().tail;
         if let Some(tail) = tail {
             let incarnation = self.segments.incarnation(tail.segment);
             self.write_header(tail.segment, incarnation, self.session_epoch)?;

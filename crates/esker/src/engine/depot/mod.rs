@@ -70,7 +70,9 @@ use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::backup::is_restoring;
-use esker_format::depot::{HASH_BITS, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock};
+use esker_format::depot::{
+    HASH_BITS, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Stream, Superblock,
+};
 use esker_index::{Directory, Link};
 use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf, is_zero};
 use esker_trt::sync::{self, Gate};
@@ -212,7 +214,7 @@ impl Depot {
         if superblock.device_size_bytes > device.geometry().size_bytes {
             return Err(Error::corrupted(
                 "open store",
-                format!("the store has {} bytes, the device fewer", superblock.device_size_bytes),
+                format!("the store has {} bytes, the device fewer: a file that was cut short is to be as long again before it is repaired", superblock.device_size_bytes),
             )
             .device(device.name()));
         }
@@ -246,6 +248,7 @@ impl Depot {
             Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };
         let (mut log, index) =
             Recovered::scan(&source, &superblock, &hasher, &options.progress, lenient)?;
+        mend_copies(&*device, &pool, &superblock, &log.copies)?;
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
@@ -483,6 +486,24 @@ fn write_superblock(
         // PERSIST: each fits a sector, so a crash leaves either copy old or new; the flush at open
         //          makes both durable before anything else is written.
         device.write_at(sites::FORMAT_WRITE, offset, &[IoSlice::new(&block)])?;
+    }
+    Ok(())
+}
+
+/// Writes copies of segments' headers anew that are damaged: with one of them the next fault would cost the segment.
+fn mend_copies(
+    device: &dyn BlockDevice,
+    pool: &BufferPool,
+    superblock: &Superblock,
+    copies: &[(u64, SegmentHeader)],
+) -> Result<()> {
+    for (offset, header) in copies {
+        tracing::warn!(segment = header.segment_id.0, offset, "a header's copy is written anew");
+        let mut block = pool.get_zeroed(superblock.block_size_bytes as usize);
+        let bytes = header.encode(superblock.store_id);
+        block.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+        // PERSIST: the other copy stays as it is; durable with what recovery found.
+        device.write_at(sites::ROLL_WRITE, *offset, &[IoSlice::new(&block)])?;
     }
     Ok(())
 }

@@ -134,6 +134,11 @@ impl Fetched {
     }
 }
 
+/// Whether an error says that something cannot be read, be it for now.
+pub(super) fn is_unread(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io)
+}
+
 impl Depot {
     pub(super) fn check_key(&self, key: &[u8]) -> Result<()> {
         if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
@@ -254,7 +259,8 @@ impl Depot {
                 continue;
             }
             let fetched = match self.read_kept(link, life, admit) {
-                Err(error) if self.is_lost(&error) => {
+                // Another key's, perhaps, whose hash the index does not tell from this one's.
+                Err(error) if is_unread(&error) => {
                     lost = Some(error);
                     continue;
                 }
@@ -269,14 +275,22 @@ impl Depot {
                 return Ok(Some((link, fetched)));
             }
         }
-        lost.map_or(Ok(None), Err)
+        let Some(error) = lost else { return Ok(None) };
+        // What is known to be deleted is not what cannot be read.
+        let is_deleted = |(link, life): &(Link, Lived)| {
+            let read = link.is_tombstone().then(|| self.read_again(*link, *life).ok()).flatten();
+            read.is_some_and(|fetched| {
+                let record = fetched.record();
+                record.meta.kind == RecordKind::Delete && record.key == key
+            })
+        };
+        if offered.iter().any(is_deleted) { Ok(None) } else { Err(error) }
     }
 
     /// Whether what could not be read is gone: in a cache it is as good as evicted, for it may be at any time. Who writes such a key takes
     /// its place ([`Depot::resolve`]).
     pub(super) fn is_lost(&self, error: &Error) -> bool {
-        let is_lost =
-            self.superblock.cache && matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io);
+        let is_lost = self.superblock.cache && is_unread(error);
         if is_lost {
             tracing::debug!(%error, "a record cannot be read: the cache does without");
         }

@@ -34,7 +34,7 @@ use crate::engine::threads::on_threads;
 use crate::options::Progress;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::NUMBER_END;
 use esker_format::depot::{
     LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord, SummarySize, Superblock,
@@ -119,6 +119,8 @@ pub(super) struct Recovered {
     /// Segments that were read, by epoch.
     pub(super) segments: Vec<Scanned>,
     pub(super) blank: Vec<SegmentId>,
+    /// Copies of headers that are damaged, by their device offsets, and what they said.
+    pub(super) copies: Vec<(u64, SegmentHeader)>,
     /// Segments whose log is damaged, of which a lenient recovery took what is left.
     pub(super) damaged: Vec<Damage>,
     pub(super) clear_version: Version,
@@ -133,6 +135,14 @@ pub(super) struct Damage {
     due: Sequence,
     /// Whether there were records that nothing is known of.
     pub(super) hides: bool,
+    /// Whether nothing of the segment is known.
+    pub(super) headless: bool,
+}
+
+impl Damage {
+    fn headless(segment: SegmentId) -> Damage {
+        Damage { segment, due: Sequence(0), hides: true, headless: true }
+    }
 }
 
 /// What was found of large values.
@@ -184,7 +194,8 @@ impl Recovered {
         } else {
             std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(worth)
         };
-        let (headers, blank) = headers(source, superblock, threads)?;
+        let Headers { valid: headers, blank, copies, damaged: headless } =
+            headers(source, superblock, threads, lenient)?;
         let (covers, loaded) = load::newest(source, &headers, lenient)?;
         // A repair has to meet all damage, also that which a checkpoint makes harmless for now.
         let (loaded, told) = if lenient { (None, loaded) } else { (loaded, None) };
@@ -233,10 +244,12 @@ impl Recovered {
             pieces: all.pieces,
             segments: all.segments,
             blank,
+            copies,
             damaged: Vec::new(),
             threads,
         };
         log.damaged = log.check_ends(source, lenient)?;
+        log.damaged.extend(headless.into_iter().map(Damage::headless));
         scan.take_behind(&mut log)?;
         Ok((log, index))
     }
@@ -262,7 +275,8 @@ impl Recovered {
             let covered = self.known.covers.due(segment).filter(|due| *due > end.next);
             let Some(due) = segment.due(later, source)?.max(covered) else { continue };
             if lenient {
-                damaged.push(Damage { segment: header.segment_id, due, hides: true });
+                let segment = header.segment_id;
+                damaged.push(Damage { segment, due, hides: true, headless: false });
                 continue;
             }
             let offset = source.layout.segment_offset(header.segment_id) + end.position;
@@ -462,31 +476,57 @@ fn summarize(
     }
 }
 
-/// The headers of all segments, and which segments have none.
+/// What the headers of all segments say.
+#[derive(Default)]
+struct Headers {
+    valid: Vec<SegmentHeader>,
+    /// Segments without one.
+    blank: Vec<SegmentId>,
+    /// Copies of valid ones that are damaged, by their device offsets.
+    copies: Vec<(u64, SegmentHeader)>,
+    /// Segments whose header is damaged, of which a lenient recovery knows nothing more.
+    damaged: Vec<SegmentId>,
+}
+
+/// The headers of all segments.
 fn headers(
     source: &Source<'_>,
     superblock: &Superblock,
     threads: usize,
-) -> Result<(Vec<SegmentHeader>, Vec<SegmentId>)> {
+    lenient: bool,
+) -> Result<Headers> {
     let next = AtomicU32::new(0);
     let parts = on_threads("recover store", threads, |_| {
-        let (mut headers, mut blank) = (Vec::new(), Vec::new());
+        let mut headers = Headers::default();
         loop {
             let id = SegmentId(next.fetch_add(1, Ordering::Relaxed));
             if id.0 >= superblock.segment_count {
-                return Ok((headers, blank));
+                return Ok(headers);
             }
-            match source.header(superblock.store_id, id)? {
-                Some(header) => headers.push(header),
-                None => blank.push(id),
+            match source.header_and_damage(superblock.store_id, id) {
+                Ok((Some(header), damaged)) => {
+                    headers.valid.push(header);
+                    headers.copies.extend(damaged.map(|at| (at, header)));
+                }
+                Ok((None, _)) => headers.blank.push(id),
+                Err(error) if lenient && error.kind() == ErrorKind::Corrupted => {
+                    tracing::warn!(%error, "what stands in a segment is lost");
+                    headers.damaged.push(id);
+                }
+                Err(error) => return Err(error),
             }
         }
     })?;
-    let (headers, blank): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-    let (mut headers, mut blank) = (headers.concat(), blank.concat());
-    headers.sort_by_key(|header| header.segment_id);
-    blank.sort();
-    Ok((headers, blank))
+    let mut all = Headers::default();
+    for mut part in parts {
+        all.valid.append(&mut part.valid);
+        all.blank.append(&mut part.blank);
+        all.copies.append(&mut part.copies);
+        all.damaged.append(&mut part.damaged);
+    }
+    all.valid.sort_by_key(|header| header.segment_id);
+    all.blank.sort();
+    Ok(all)
 }
 
 /// The segment that a thread reads.

@@ -42,10 +42,12 @@ pub(crate) fn repair(device: Arc<dyn BlockDevice>, options: &Options) -> Result<
     let mut report = RepairReport { damaged_segments: hiding as u64, ..Default::default() };
     let lost = depot.find_lost(&mut report)?;
     let mut cleaner = depot.cleaner.lock();
-    let mut mended: Vec<SegmentId> = damaged.iter().map(|damage| damage.segment).collect();
+    let with_header = damaged.iter().filter(|damage| !damage.headless);
+    let mut mended: Vec<SegmentId> = with_header.map(|damage| damage.segment).collect();
     mended.extend(lost.segments.iter().copied());
     mended.sort_unstable();
     mended.dedup();
+    depot.leave_log(&mended)?;
     for id in mended {
         depot.mend(&mut cleaner, id, &lost.links, &mut report)?;
     }
@@ -64,6 +66,16 @@ struct Lost {
 }
 
 impl Depot {
+    /// The clients' log goes on elsewhere if it ends in one of these segments, and before their headers go, another one says which versions
+    /// were given and what was cleared.
+    fn leave_log(&self, mended: &[SegmentId]) -> Result<()> {
+        {
+            let mut state = self.log.lock();
+            state.tail = state.tail.filter(|tail| !mended.contains(&tail.segment));
+        }
+        self.reserve_versions()
+    }
+
     /// Reads all records that count.
     fn find_lost(&self, report: &mut RepairReport) -> Result<Lost> {
         let mut lost = Lost::default();

@@ -126,7 +126,19 @@ impl Source<'_> {
     /// Both were durable before the segment's first batch; so with a copy that is older than the other, as after a write
     /// that never reached the medium, the records are those of the other. One that cannot be read is as good as one
     /// that is not valid, as long as the other is.
+    ///
+    /// # Errors
+    /// `Corrupted` if neither is valid and one was: a crash leaves no such header, and what stands in the segment is lost without it.
     pub(super) fn header(&self, store_id: StoreId, id: SegmentId) -> Result<Option<SegmentHeader>> {
+        self.header_and_damage(store_id, id).map(|(header, _)| header)
+    }
+
+    /// As [`Source::header`], and the device offset of a copy that is damaged, beside one that is not.
+    pub(super) fn header_and_damage(
+        &self,
+        store_id: StoreId,
+        id: SegmentId,
+    ) -> Result<(Option<SegmentHeader>, Option<u64>)> {
         let base = self.layout.segment_offset(id);
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
         let places = [base, base + self.layout.header_copy()];
@@ -148,9 +160,19 @@ impl Source<'_> {
             let bytes = copy.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
             SegmentHeader::decode(bytes, store_id, id).ok()
         };
-        match (copies.iter().filter_map(decode).max_by_key(|header| header.epoch), failed) {
-            (None, Some(error)) => Err(error),
-            (header, _) => Ok(header),
+        let header = copies.iter().filter_map(decode).max_by_key(|header| header.epoch);
+        let is_damaged = |copy: &&IoBuf| SegmentHeader::is_damaged(copy, store_id, id);
+        let damaged = places.iter().zip(&copies).find(|(_, copy)| is_damaged(copy));
+        let damaged = damaged.map(|(place, _)| *place);
+        match (header, failed, damaged) {
+            (None, Some(error), _) => Err(error),
+            (None, None, Some(place)) => {
+                let words = format!("both headers of segment {} are damaged", id.0);
+                Err(Error::corrupted("read segment", words)
+                    .device(self.device.name())
+                    .at(place, self.layout.block))
+            }
+            (header, ..) => Ok((header, damaged)),
         }
     }
 

@@ -9,7 +9,7 @@ use super::clean::Cleaner;
 use super::commit::{Append, Item};
 use super::later::Later;
 use super::pending::{Known, PendingKey};
-use super::read::Offered;
+use super::read::{Offered, is_unread};
 use super::scan::evicted_hash;
 use super::{Depot, Exclusive, sites};
 use crate::value::{Attributes, Condition, Outcome, Value};
@@ -269,10 +269,17 @@ impl Depot {
     }
 
     fn resolve_offered(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
+        let mut refused = None;
         for (link, life) in resolved.offered.clone() {
             let fetched = match self.read_again(link, life) {
                 Err(error) if self.is_lost(&error) => {
                     resolved.unread.get_or_insert(link);
+                    continue;
+                }
+                Err(error) if is_unread(&error) => {
+                    // Another key's if this one's is found; then it may have the same hash.
+                    refused = Some(error);
+                    resolved.collides = true;
                     continue;
                 }
                 read => read?,
@@ -298,7 +305,10 @@ impl Depot {
                 resolved.collides = true;
             }
         }
-        Ok(())
+        match refused {
+            Some(error) if resolved.published.is_none() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Deletes everything: one record that says so (`flush_all` of memcache).

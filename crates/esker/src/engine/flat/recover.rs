@@ -276,7 +276,10 @@ impl Root {
             return Err(Error::invalid("open store", words).device(memory.name()));
         }
         if superblock.size_bytes > memory.size_bytes() {
-            let words = format!("the store has {} bytes, the memory fewer", superblock.size_bytes);
+            let words = format!(
+                "the store has {} bytes, the memory fewer: a file that was cut short is to be as long again before it is repaired",
+                superblock.size_bytes
+            );
             return Err(corrupted(memory, words, 0, 256));
         }
         let size = u64::from(superblock.chunk_count).saturating_mul(superblock.chunk_size_bytes);

@@ -9,7 +9,7 @@ use crate::engine::backup::Backup;
 use crate::options::Progress;
 use crate::value::Condition;
 use esker_base::SiteKind;
-use esker_format::flat::{CHUNK_HEADER_SIZE, CHUNK_START, CLEAR_OFFSETS, LINE, SESSION_OFFSET};
+use esker_format::flat::{CHUNK_HEADER_SIZE, CLEAR_OFFSETS, LINE, SESSION_OFFSET};
 use esker_media::sim::SimArchive;
 
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
@@ -227,7 +227,7 @@ fn one_copy_of_a_header_that_is_lost_costs_nothing() {
             crash(store);
             // Both are there again.
             for start in chunks {
-                memory.read(start, &mut [0; CHUNK_START as usize]).unwrap();
+                memory.read(start, &mut [0; 2 * CHUNK_HEADER_SIZE]).unwrap();
             }
         }
     }
