@@ -22,7 +22,7 @@ fn cleared(more: u32, with_checkpoint: bool) -> (Image, u64) {
     if with_checkpoint {
         assert!(store.checkpoint().unwrap());
     }
-    let last = (40..40 + more).map(put).last().unwrap_or(0);
+    let last = (40..40 + more).fold(0, |_, number| put(number));
     store.clear().unwrap();
     drop(store);
     (device.image(), last)
@@ -169,6 +169,40 @@ fn a_damaged_copy_of_a_header_is_told_and_written_anew() {
         crate::support::flip_on(&device, place + 40);
         let problems = store.check().unwrap().problems;
         assert!(problems.iter().any(|it| it.contains("copy of the header")), "{problems:?}");
+        store.forget();
+    }
+}
+
+/// Of the header that a session writes once more, one copy never reached the medium.
+#[test]
+fn an_old_copy_of_a_header_gives_no_version_again() {
+    let device = device(15);
+    let mut options = options(15);
+    options.durability = esker::Durability::None;
+    let store = open(&device, &options).unwrap();
+    store.put(b"key", b"value").unwrap();
+    store.sync().unwrap();
+    store.forget();
+    let before = device.image().to_vec();
+    let store = open(&device, &options).unwrap();
+    // Seen by somebody, and on no medium.
+    let seen = (0..50_u8).fold(store.put(b"key", b"seen").unwrap(), |_, number| {
+        store.put(&[number], b"seen").unwrap()
+    });
+    store.forget();
+    let image = device.image();
+    let after = image.to_vec();
+    for copy in headers(&image).concat() {
+        let place = usize::try_from(copy).unwrap();
+        let mut old = image.clone();
+        old.write(copy, &before[place..place + 128]);
+        assert!(
+            after[place..place + 128] != before[place..place + 128],
+            "it was written once more"
+        );
+        let store = open(&reopened(&old), &options).unwrap();
+        let given = store.put(b"other", b"value").unwrap();
+        assert!(given > seen, "{given:?} was given before, {seen:?} is known");
         store.forget();
     }
 }

@@ -160,7 +160,10 @@ impl Source<'_> {
             let bytes = copy.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
             SegmentHeader::decode(bytes, store_id, id).ok()
         };
-        let header = copies.iter().filter_map(decode).max_by_key(|header| header.epoch);
+        let header = copies
+            .iter()
+            .filter_map(decode)
+            .max_by_key(|header| (header.epoch, header.next_version));
         let is_damaged = |copy: &&IoBuf| SegmentHeader::is_damaged(copy, store_id, id);
         let damaged = places.iter().zip(&copies).find(|(_, copy)| is_damaged(copy));
         let damaged = damaged.map(|(place, _)| *place);
