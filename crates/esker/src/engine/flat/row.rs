@@ -35,7 +35,12 @@ impl Flat {
         self.chunks.keep_back(first, count);
         let moved_to = usize::try_from(live_bytes / self.layout.room()).unwrap_or(usize::MAX);
         let made = match self.chunks.free_count() > moved_to.saturating_add(spare) {
-            true => self.empty_row((first..).take(count)),
+            true => {
+                let emptied = self.empty_row((first..).take(count));
+                // Whatever came of it: who packs next is not to go on with this row.
+                self.end_packing(&mut self.cleaners.packer.lock());
+                emptied
+            }
             false => Ok(()),
         };
         let taken = self.chunks.take_kept_back();
@@ -106,7 +111,6 @@ impl Flat {
         }
         let packer = &self.cleaners.packer;
         while of(Use::Blocks).next().is_some() && self.pack_more(&mut packer.lock())? {}
-        self.end_packing(&mut packer.lock());
         Ok(())
     }
 }
