@@ -117,6 +117,28 @@ mod tests {
     use crate::options::Durability;
     use crate::value::PutOptions;
 
+    /// Whatever a range covers, the intervals inside of it go unread: those at its ends are all that is read of a store that was just opened.
+    #[test]
+    fn a_range_reads_its_ends_alone() {
+        const KEYS: u64 = 20_000;
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_with(&folder, Durability::None);
+        for key in 0..KEYS {
+            flex.put(&key.to_be_bytes(), &[7; 100], PutOptions::default()).unwrap();
+        }
+        flex.close().unwrap();
+        drop(flex);
+        let flex = opened_with(&folder, Durability::None);
+        let read_bytes = || flex.stats().device.read_bytes;
+        let before = read_bytes();
+        flex.delete_range(&KEYS.div_ceil(10).to_be_bytes(), Some(&(KEYS - 7).to_be_bytes()))
+            .unwrap();
+        flex.commit_all().unwrap();
+        let read = read_bytes() - before;
+        assert!(read < KEYS * 100 / 10, "{read} bytes were read");
+        assert_eq!(flex.index.pairs(), KEYS / 10 + 7);
+    }
+
     /// As who keeps the last day of a series does, while a backup goes on: each range begins where the one before did.
     #[test]
     fn ranges_beside_a_snapshot_write_anew_what_they_cover_first() {
