@@ -39,6 +39,7 @@ mod native;
 pub mod output;
 mod patience;
 mod place;
+mod prefixes;
 pub mod protocol;
 mod receive;
 mod server;

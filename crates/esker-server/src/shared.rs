@@ -13,6 +13,7 @@ use crate::expiry::expires_at;
 use crate::guests::Guests;
 use crate::limits::Limits;
 use crate::listen::ListenAddress;
+use crate::prefixes::Prefixes;
 use crate::protocol::line;
 use crate::server::{ServerConfig, ShutdownHook};
 use crate::tls::Tls;
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) turned_away: AtomicU32,
     pub(crate) started: Duration,
     pub(crate) access: Access,
+    pub(crate) prefixes: Prefixes,
     /// Who may use the server; nobody is asked if `None`.
     pub(crate) auth: Option<Credentials>,
     /// What `shutdown` does; refused if `None`.
@@ -111,6 +113,7 @@ impl Shared {
             turned_away: AtomicU32::new(0),
             started: clock.monotonic(),
             access: Access::new(seed.to_be_bytes()),
+            prefixes: Prefixes::new(config.prefix_delimiter),
             auth,
             on_shutdown,
             flush_enabled: config.flush_enabled,
@@ -132,6 +135,7 @@ impl Shared {
             store: &self.store,
             cache: self.cache,
             access: &self.access,
+            prefixes: &self.prefixes,
             budget: &self.budget,
             counters: self.counters.shard(core),
             item_size_max_bytes: self.limits.item_size_max_bytes,

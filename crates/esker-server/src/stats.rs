@@ -84,6 +84,7 @@ impl Shared {
             b"settings" => self.settings(output),
             b"reset" => {
                 self.counters.reset();
+                self.prefixes.clear();
                 let evictions = self.store.stats().evictions;
                 self.evictions_forgotten.store(evictions, Ordering::Relaxed);
                 return output.push(line::RESET);
@@ -95,7 +96,6 @@ impl Shared {
                 stat(output, "active_slabs", 0);
                 stat(output, "total_malloced", self.store.stats().capacity_bytes);
             }
-            b"detail" => return output.push(line::BAD_DETAIL),
             _ => return output.push(line::ERROR),
         }
         output.push(line::END);
@@ -207,11 +207,12 @@ impl Shared {
         stat(output, "evictions", if store.cache { "on" } else { "off" });
         stat(output, "domain_socket", unix.unwrap_or_else(|| "NULL".into()));
         stat(output, "num_threads", self.cores);
-        stat(output, "detail_enabled", "no");
         stat(output, "cas_enabled", "yes");
         stat(output, "binding_protocol", "ascii");
         stat(output, "auth_enabled_sasl", "no");
         let yes = |on: bool| if on { "yes" } else { "no" };
+        stat(output, "stat_key_prefix", char::from(self.prefixes.delimiter()));
+        stat(output, "detail_enabled", yes(self.prefixes.is_on()));
         stat(output, "auth_enabled_ascii", yes(self.auth.is_some()));
         stat(output, "item_size_max", self.limits.item_size_max_bytes);
         stat(output, "maxconns_fast", "yes");

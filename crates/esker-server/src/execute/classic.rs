@@ -4,6 +4,7 @@ use super::{Answer, Arithmetic, Ground, Modified, New, Written};
 use crate::budget::Share;
 use crate::counters::Counter;
 use crate::item::{BINARY_KEY, STALE, TOKEN_SENT};
+use crate::prefixes::Use;
 use crate::protocol::{StoreVerb, line, parse_value};
 use esker::{Attributes, Condition, Outcome, PutOptions, Result};
 
@@ -15,7 +16,9 @@ impl Ground<'_> {
         share: &mut Option<Share>,
     ) -> Result<Answer> {
         self.counters.add(Counter::CmdGet, 1);
-        Ok(match self.live(key, share)? {
+        let item = self.live(key, share)?;
+        self.prefixes.note(key, Use::Get { hit: item.is_some() });
+        Ok(match item {
             Some(item) => {
                 self.counters.add(Counter::GetHits, 1);
                 self.access.note(key, self.uptime, true);
@@ -36,9 +39,12 @@ impl Ground<'_> {
         with_cas: bool,
         share: &mut Option<Share>,
     ) -> Result<Answer> {
-        // As in memcached: no `get` is counted.
+        // As in memcached: no `get` is counted, but of its prefix.
         self.counters.add(Counter::CmdTouch, 1);
-        Ok(match self.rewrite_expiry(key, exptime, share)? {
+        let changed = self.rewrite_expiry(key, exptime, share)?;
+        let hit = matches!(changed, Modified::Written(..));
+        self.prefixes.note(key, Use::Get { hit });
+        Ok(match changed {
             Modified::Written(item, cas) => {
                 self.counters.add(Counter::TouchHits, 1);
                 self.access.note(key, self.uptime, true);
@@ -72,6 +78,7 @@ impl Ground<'_> {
     }
 
     pub(super) fn delete(&self, key: &[u8]) -> Result<Answer> {
+        self.prefixes.note(key, Use::Delete);
         let (counter, answer) = match self.store.delete(key)? {
             true => (Counter::DeleteHits, line::DELETED),
             false => (Counter::DeleteMisses, line::NOT_FOUND),

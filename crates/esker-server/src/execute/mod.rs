@@ -28,6 +28,7 @@ use crate::counters::{Counter, Shard};
 use crate::errors::reply_line;
 use crate::expiry::{expires_at, is_expired};
 use crate::item::{BINARY_KEY, CAS_BYTES, EXPLICIT_CAS, Item, STALE, TOKEN_SENT};
+use crate::prefixes::Prefixes;
 use crate::protocol::base64::{Decoded, decode};
 use crate::protocol::{Arithmetic, MetaFlags, MetaVerb, Span, StoreVerb, line};
 use esker::{Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result, Store, Value};
@@ -184,6 +185,7 @@ pub(crate) struct Ground<'a> {
     pub(crate) cache: bool,
     pub(crate) counters: &'a Shard,
     pub(crate) access: &'a Access,
+    pub(crate) prefixes: &'a Prefixes,
     pub(crate) budget: &'a Budget,
     pub(crate) item_size_max_bytes: u64,
     /// Seconds since 1970.

@@ -48,6 +48,8 @@ pub enum Request {
         /// First word after `stats`; may be empty.
         section: Span,
     },
+    /// `stats detail`.
+    Detail(DetailRequest),
     /// `lru_crawler metadump`, `lru_crawler mgdump` and `stats cachedump`.
     Dump(DumpRequest),
     /// `version`.
@@ -144,6 +146,17 @@ pub enum DumpForm {
     Requests,
     /// `stats cachedump`: the key, its size and expiry.
     Sizes,
+}
+
+/// What `stats detail` is to do about the statistics by prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DetailRequest {
+    /// Count from now on.
+    On,
+    /// Count no more.
+    Off,
+    /// Tell what was counted.
+    Dump,
 }
 
 /// How `shutdown` is meant.

@@ -22,8 +22,8 @@
 //! | `ms`, malformed, its length in order | error, payload parsed as commands, or swallowed | error, payload swallowed |
 //! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
 //!
-//! `docs/memcache.md` has all that differs, commands and flags included. `classic`, `meta` and `dump` have a
-//! function for each shape of line, `parse` the table that leads to them.
+//! `docs/memcache.md` has all that differs, commands and flags included. `classic`, `meta`, `dump` and `observe` have
+//! a function for each shape of line, `parse` the table that leads to them.
 //!
 //! # Invariants
 //! - P1: the requests of a byte stream do not depend on how it was cut into pieces.
@@ -51,12 +51,13 @@ mod command;
 mod dump;
 pub mod meta;
 mod number;
+mod observe;
 mod parse;
 mod span;
 
 pub use command::{
-    Arithmetic, DumpForm, DumpRequest, MetaVerb, Refusal, Request, ShutdownMode, StoreRequest,
-    StoreVerb, Then,
+    Arithmetic, DetailRequest, DumpForm, DumpRequest, MetaVerb, Refusal, Request, ShutdownMode,
+    StoreRequest, StoreVerb, Then,
 };
 pub use meta::MetaFlags;
 pub use number::{parse_signed, parse_unsigned, parse_value};

@@ -8,6 +8,7 @@ use super::command::{Arithmetic, MetaVerb, Refusal, Request, StoreVerb, Then};
 use super::dump::{parse_cachedump, parse_crawler};
 use super::meta::{parse_meta, parse_meta_debug, parse_meta_set};
 use super::number::{parse_signed, parse_unsigned};
+use super::observe::parse_detail;
 use super::span::{Span, Tokens};
 use super::{GET_LINE_BYTES_MAX, LINE_BYTES_MAX, line};
 
@@ -190,6 +191,7 @@ fn parse_line(input: &[u8], whole: Span) -> Request {
         Shape::Stats if arguments.get(0).of(input) == b"cachedump" => {
             parse_cachedump(input, &arguments)
         }
+        Shape::Stats if arguments.get(0).of(input) == b"detail" => parse_detail(input, &arguments),
         Shape::Stats => Request::Stats { section: arguments.get(0) },
         Shape::Crawler => parse_crawler(input, &arguments),
         Shape::Version => Request::Version,

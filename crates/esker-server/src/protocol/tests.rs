@@ -57,6 +57,7 @@ fn show(request: &Request, input: &[u8]) -> String {
             format!("{direction:?} {} {delta} {noreply}", text(*key))
         }
         Request::Stats { section } => format!("stats {}", text(*section)),
+        Request::Detail(detail) => format!("detail {detail:?}"),
         Request::Dump(DumpRequest { form, all, limit }) => format!("dump {form:?} {all} {limit}"),
         Request::Version => "version".into(),
         Request::Verbosity { noreply } => format!("verbosity {noreply}"),
@@ -108,6 +109,9 @@ fn lines_mean_what_memcached_reads_in_them() {
         ("verbosity 1", "verbosity false"),
         ("version x", "version"),
         ("stats settings", "stats settings"),
+        ("stats detail on", "detail On"),
+        ("stats detail off x", "detail Off"),
+        ("stats detail dump", "detail Dump"),
         ("quit now", "quit"),
     ] {
         assert_eq!(parse_one(line), expected, "{line:?}");
@@ -145,6 +149,8 @@ fn malformed_lines_are_refused_with_the_lines_of_memcached() {
         ("lru_crawler metadump 2,1", format!("dump Figures true {}", u64::MAX)),
         ("lru_crawler mgdump 2", format!("dump Requests false {}", u64::MAX)),
         ("lru_crawler metadump 1,64", "BADCLASS invalid class id Continue".into()),
+        ("stats detail", "CLIENT_ERROR usage: stats detail on|off|dump Continue".into()),
+        ("stats detail ON", "CLIENT_ERROR usage: stats detail on|off|dump Continue".into()),
         ("stats cachedump 1 7", "dump Sizes true 7".into()),
         ("stats cachedump 0 0", format!("dump Sizes false {}", u64::MAX)),
         ("GET / HTTP/1.1", " Close".into()),

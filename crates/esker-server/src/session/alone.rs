@@ -6,7 +6,7 @@ use crate::execute::Body;
 use crate::guests::Stay;
 use crate::limits::{ALONE_WORK, BODY_STEP_BYTES, UNCHARGED_BYTES_MAX};
 use crate::patience::{Progress, patiently};
-use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, Then, line};
+use crate::protocol::{CRLF, DetailRequest, Request, ShutdownMode, StoreRequest, Then, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 
@@ -29,6 +29,7 @@ impl<T: Transport> Session<T> {
                     section => self.shared.stats(section, &mut self.output),
                 }
             }
+            Request::Detail(detail) => self.detail(detail)?,
             Request::Dump(dump) => self.dump(dump)?,
             Request::FlushAll { delay, noreply } => {
                 let line = self.shared.flush_all(self.core, delay);
@@ -154,6 +155,30 @@ impl<T: Transport> Session<T> {
         }
         self.output.push(line::END);
         Ok(())
+    }
+
+    /// `stats detail`.
+    fn detail(&mut self, request: DetailRequest) -> IoResult<()> {
+        let on = match request {
+            DetailRequest::On => true,
+            DetailRequest::Off => false,
+            DetailRequest::Dump => return self.tell_prefixes(),
+        };
+        self.shared.prefixes.turn(on);
+        self.output.push(line::OK);
+        Ok(())
+    }
+
+    fn tell_prefixes(&mut self) -> IoResult<()> {
+        let mut last = None;
+        loop {
+            last = self.shared.prefixes.list(last, UNCHARGED_BYTES_MAX, &mut self.output);
+            if last.is_none() {
+                self.output.push(line::END);
+                return Ok(());
+            }
+            self.flush()?;
+        }
     }
 
     /// `shutdown`; says whether the connection goes on.

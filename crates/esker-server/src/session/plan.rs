@@ -5,6 +5,7 @@ use crate::budget::Share;
 use crate::counters::Counter;
 use crate::execute::{Action, Body, Unit, unit_key};
 use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, PIPELINE_DEPTH};
+use crate::prefixes::Use;
 use crate::protocol::{
     CRLF, MetaFlags, MetaVerb, Parsed, Request, Span, StoreRequest, Then, Tokens, line,
 };
@@ -156,6 +157,10 @@ impl<T: Transport> Session<T> {
             return Err(Pause::Receive);
         }
         self.begin_request();
+        if store.meta.is_none() {
+            // As in memcached: whatever becomes of it.
+            self.shared.prefixes.note(alone.key.of(self.received.all()), Use::Set);
+        }
         if !fits || !complete {
             self.received.consume(consumed);
             return Err(Pause::Alone(Request::Store(alone)));

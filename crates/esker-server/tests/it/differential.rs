@@ -23,6 +23,10 @@ struct Memcached {
 
 impl Memcached {
     fn start() -> Option<Memcached> {
+        Memcached::with(&[])
+    }
+
+    fn with(options: &[&str]) -> Option<Memcached> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|free| free.local_addr())
             .expect("a free port")
@@ -40,6 +44,7 @@ impl Memcached {
                 "-p",
                 &port.to_string(),
             ])
+            .args(options)
             .stderr(Stdio::null())
             .spawn();
         let Ok(child) = spawned else {
@@ -90,7 +95,7 @@ impl Side {
         }
         let (reply, closed) = self.client.say(text.as_bytes());
         let reply = String::from_utf8_lossy(&reply).into_owned();
-        let mut alike = String::new();
+        let (mut alike, mut prefixes) = (String::new(), Vec::new());
         for line in reply.split_inclusive("\r\n") {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words.as_slice() {
@@ -106,8 +111,14 @@ impl Side {
                     }
                     alike.push_str(&line);
                 }
+                // In the order of its hash table there.
+                ["PREFIX", ..] => prefixes.push(line.to_owned()),
                 ["VERSION", _] => alike.push_str("VERSION #\r\n"),
-                _ => alike.push_str(line),
+                _ => {
+                    prefixes.sort();
+                    alike.extend(prefixes.drain(..));
+                    alike.push_str(line);
+                }
             }
         }
         (alike, closed)
@@ -215,7 +226,7 @@ fn edge_cases_answer_as_memcached_does() {
         "flush_all\r\nflush_all 0\r\nflush_all noreply\r\nflush_all 0 noreply\r\nflush_all x\r\nflush_all -1\r\nflush_all 1 2 3\r\n",
         "flush_all 0 x\r\nflush_all 5 noreply x\r\nflush_all x noreply\r\nflush_all noreply noreply\r\n",
         "flush_all 99999\r\nset aa 0 0 1\r\n1\r\nget aa\r\nflush_all\r\nget aa\r\n",
-        "stats nope\r\nstats reset\r\nstats reset x\r\nstats detail\r\nstats sizes\r\n",
+        "stats nope\r\nstats reset\r\nstats reset x\r\nstats detail\r\nstats detail x\r\nstats detail on x\r\nstats detail off\r\nstats detail dump\r\nstats sizes\r\n",
         "bogus\r\nbogus x y z\r\nversionx\r\nsetx a 0 0 1\r\nget a noreply\r\nbget a\r\n",
         "set b 0 2147483647 1\r\nx\r\nget b\r\n", "set b 0 2592001 1\r\nx\r\nget b\r\n", "set b 0 2592000 1\r\nx\r\nget b\r\n",
         "set b 0 -1 1\r\nx\r\nget b\r\n", "set b 0 0 0\r\n\r\nget b\r\n", "set b 0 0 1 noreply\r\n1\r\nincr b x noreply\r\nincr zz 1 noreply\r\n",
@@ -283,6 +294,33 @@ fn random_commands_answer_as_memcached_does() {
             sides.0.cas.remove(&key);
             sides.1.cas.remove(&key);
         }
+    }
+}
+
+#[test]
+fn random_commands_are_counted_by_prefix_as_memcached_does() {
+    // Of a key, what stands before its `y`.
+    let Some(memcached) = Memcached::with(&["-D", "y"]) else { return };
+    let server = TestServer::with(|config| config.prefix_delimiter = Some(b'y'));
+    let mut rng = Rng::from_seed(0xDE7A);
+    let mut sides = (Side::new(memcached.address), Side::new(server.address()));
+    for batch in 0..COMMANDS / BATCH / 10 {
+        let mut touched = BTreeSet::new();
+        let mut stream: Vec<u8> = Vec::new();
+        for _ in 0..BATCH {
+            let command = match rng.below(4) {
+                0 => meta_command(&mut rng, &mut touched, &mut BTreeSet::new()),
+                _ => command(&mut rng, &mut touched),
+            };
+            stream.extend(command);
+        }
+        stream.extend_from_slice(b"set ny 0 0 1\r\n1\r\nincr ny 1\r\ntouch ny 0\r\nmg ny v\r\nma ny v\r\nmd ny\r\nstats detail dump\r\n");
+        if rng.chance(1, 20) {
+            stream.extend_from_slice(b"stats reset\r\nget kay key1\r\nstats detail dump\r\n");
+        }
+        compare(&mut sides.0, &mut sides.1, &stream, &format!("batch {batch}"));
+        sides.0.cas.clear();
+        sides.1.cas.clear();
     }
 }
 

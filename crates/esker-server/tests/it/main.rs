@@ -11,6 +11,7 @@
 mod attackers;
 mod chunking;
 mod commands;
+mod detail;
 mod differential;
 mod doors;
 mod dump;
