@@ -17,6 +17,7 @@ use crate::prefixes::Prefixes;
 use crate::protocol::line;
 use crate::server::{ServerConfig, ShutdownHook};
 use crate::tls::Tls;
+use crate::watch::Watchers;
 use esker::Store;
 use esker_base::clock::Clock;
 use esker_base::units::MIB;
@@ -67,7 +68,10 @@ pub(crate) struct Shared {
     pub(crate) flush_enabled: bool,
     /// Whether clients may have items listed.
     pub(crate) dump_enabled: bool,
-    /// Whether one has them listed now.
+    /// Whether clients may watch.
+    pub(crate) watch_enabled: bool,
+    pub(crate) watchers: Watchers,
+    /// Whether one has items listed now.
     pub(crate) dumping: AtomicBool,
     pub(crate) backups: Backups,
     pub(crate) tls: Option<Tls>,
@@ -118,6 +122,8 @@ impl Shared {
             on_shutdown,
             flush_enabled: config.flush_enabled,
             dump_enabled: config.dump_enabled,
+            watch_enabled: config.watch_enabled,
+            watchers: Watchers::new(clock.clone()),
             dumping: AtomicBool::new(false),
             backups: Backups::new(backups),
             tls,
@@ -138,10 +144,18 @@ impl Shared {
             prefixes: &self.prefixes,
             budget: &self.budget,
             counters: self.counters.shard(core),
+            watchers: &self.watchers,
+            watched: self.watchers.wanted(),
+            connection: 0,
             item_size_max_bytes: self.limits.item_size_max_bytes,
             now: self.clock.unix_seconds(),
             uptime: self.uptime(),
         }
+    }
+
+    /// The number that clients are told of the connection with this number: those of the listeners come first.
+    pub(crate) fn shown_number(&self, number: u64) -> u64 {
+        number.saturating_add(self.addresses.len() as u64)
     }
 
     /// Whole seconds since the server began.

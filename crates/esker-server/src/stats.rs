@@ -5,7 +5,7 @@
 //! `stats slabs` tells none.
 
 use crate::counters::Counter;
-use crate::guests::Guest;
+use crate::guests::{Doing, Guest};
 use crate::listen::ListenAddress;
 use crate::output::Output;
 use crate::protocol::line;
@@ -41,10 +41,6 @@ const NOT_HERE: &[&str] = &[
     "lru_bumps_dropped",
     "malloc_fails",
     "log_worker_dropped",
-    "log_worker_written",
-    "log_watcher_skipped",
-    "log_watcher_sent",
-    "log_watchers",
     "unexpected_napi_ids",
     "round_robin_fallback",
     "get_flushed",
@@ -141,6 +137,7 @@ impl Shared {
         for name in NOT_HERE {
             stat(output, name, 0);
         }
+        stat(output, "log_watchers", self.watchers.count());
         stat(output, "memory_budget_bytes", self.budget.total_bytes());
         stat(output, "memory_budget_free_bytes", self.budget.free_bytes());
     }
@@ -173,13 +170,14 @@ impl Shared {
 
     /// A connection; its number follows those of the listeners. `asks`: it wants to know.
     pub(crate) fn tell_guest(&self, number: u64, guest: &Guest, asks: bool, output: &mut Output) {
-        let number = number.saturating_add(self.addresses.len() as u64);
+        let number = self.shown_number(number);
         let listener = self.addresses.get(guest.listener).map(shown).unwrap_or_default();
         let peer = guest.peer.map_or_else(|| listener.clone(), shown_network);
-        let state = match (asks, guest.is_partial()) {
-            (true, _) => "conn_parse_cmd",
-            (false, true) => "conn_nread",
-            (false, false) => "conn_read",
+        let state = match guest.doing() {
+            _ if asks => "conn_parse_cmd",
+            Doing::Nothing => "conn_read",
+            Doing::Sends => "conn_nread",
+            Doing::Watches => "conn_watch",
         };
         stat(output, &format!("{number}:addr"), peer);
         stat(output, &format!("{number}:listen_addr"), listener);

@@ -83,6 +83,7 @@ pub(super) struct Plan {
     pub(super) shutdown: bool,
     pub(super) flush: bool,
     pub(super) dump: bool,
+    pub(super) watch: bool,
     /// What ends the prefix of a key.
     pub(super) delimiter: Option<u8>,
     pub(super) daemon: bool,
@@ -160,6 +161,7 @@ impl Plan {
             shutdown: false,
             flush: true,
             dump: true,
+            watch: true,
             delimiter: None,
             daemon: false,
             pid_file: None,
@@ -229,6 +231,7 @@ impl Plan {
             'I' => self.limits.item_size_max_bytes = item_size(text)?,
             'F' => self.flush = false,
             'X' => self.dump = false,
+            'W' => self.watch = false,
             // As in memcached, the first byte of what is given.
             'D' => match text.bytes().next() {
                 None => return Err(wrong("-D: no delimiter is given")),
@@ -262,7 +265,7 @@ impl Plan {
                 }
                 self.ignored(&format!("-{letter}"));
             }
-            'k' | 'L' | 'C' | 'W' | 'r' => self.ignored(&format!("-{letter}")),
+            'k' | 'L' | 'C' | 'r' => self.ignored(&format!("-{letter}")),
             other => return Err(wrong(format!("there is no option -{other}"))),
         }
         Ok(())
@@ -273,7 +276,6 @@ impl Plan {
             "-k" | "-L" => "values are kept on storage, not in memory that could be locked",
             "-C" => "CAS ids cost nothing here and stay",
             "-b" => "the backlog is what the system permits",
-            "-W" => "there is no such command",
             "-r" => "the limit of core files is the system's",
             "-f" | "-n" => "there are no slab classes",
             "-R" => {

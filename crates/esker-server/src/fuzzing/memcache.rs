@@ -102,6 +102,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "set k 0 0 1 noreply\r\nx\r\nlru_crawler metadump all\r\nlru_crawler mgdump hash\r\n\
          stats cachedump 1 7\r\nquit\r\nget k\r\n"
             .to_owned(),
+        "set k 0 0 1\r\nx\r\nwatch nothing\r\nwatch noreply\r\nget k\r\nwatch fetchers mutations\r\nget k\r\nquit\r\n"
+            .to_owned(),
         "set k 0 0 99999\r\nset k 0 0 -1\r\nget k\r\n".to_owned(),
         "set k 0 0 1\r\nlonger than said\r\nmn\r\nGET / HTTP/1.1\r\n".to_owned(),
         format!("set {keys} 0 0 1\r\nx\r\nset {keys}k 0 0 7\r\nflush_a\r\nget {keys} {keys}k\r\n"),

@@ -1,5 +1,6 @@
 //! What a client can ask for.
 
+use super::observe::WatchKinds;
 use super::span::Span;
 
 /// One request, its words as places in the buffer it was parsed from.
@@ -52,6 +53,8 @@ pub enum Request {
     Detail(DetailRequest),
     /// `lru_crawler metadump`, `lru_crawler mgdump` and `stats cachedump`.
     Dump(DumpRequest),
+    /// `watch`; `None`: of a kind that there is not.
+    Watch(Option<WatchKinds>),
     /// `version`.
     Version,
     /// `verbosity`: accepted, without effect.

@@ -61,6 +61,7 @@ pub use command::{
 };
 pub use meta::MetaFlags;
 pub use number::{parse_signed, parse_unsigned, parse_value};
+pub use observe::WatchKinds;
 pub use parse::{Parsed, Parser};
 pub use span::{Span, Tokens};
 
@@ -111,6 +112,12 @@ pub mod line {
     pub const BAD_LINE: &[u8] = b"CLIENT_ERROR bad command line\r\n";
     /// `stats cachedump` of a class that nobody has.
     pub const ILLEGAL_CLASS: &[u8] = b"CLIENT_ERROR Illegal slab id\r\n";
+    /// `watch` that the operator has forbidden.
+    pub const NO_WATCH: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
+    /// One watcher more than there may be.
+    pub const TOO_MANY_WATCHERS: &[u8] = b"WATCHER_TOO_MANY log watcher limit reached\r\n";
+    /// No room in the memory budget for a watcher.
+    pub const WATCHER_FAILED: &[u8] = b"WATCHER_FAILED failed to add log watcher\r\n";
     /// A list of items of a class that nobody has.
     pub const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
     /// Somebody else has a list of items made.

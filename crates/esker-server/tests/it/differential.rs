@@ -3,6 +3,8 @@
 //! Skipped where no `memcached` is installed. What differs on purpose is listed in the parser's
 //! text and tested in `commands`; the streams here stay clear of it.
 
+mod observe;
+
 use crate::harness::{Client, TestServer};
 use esker_base::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -225,6 +227,7 @@ fn edge_cases_answer_as_memcached_does() {
         "version x\r\nversion\r\nversion noreply\r\n",
         "flush_all\r\nflush_all 0\r\nflush_all noreply\r\nflush_all 0 noreply\r\nflush_all x\r\nflush_all -1\r\nflush_all 1 2 3\r\n",
         "flush_all 0 x\r\nflush_all 5 noreply x\r\nflush_all x noreply\r\nflush_all noreply noreply\r\n",
+        "watch x\r\n", "watch fetchers x\r\n", "watch noreply\r\n", "watch x noreply\r\n",
         "flush_all 99999\r\nset aa 0 0 1\r\n1\r\nget aa\r\nflush_all\r\nget aa\r\n",
         "stats nope\r\nstats reset\r\nstats reset x\r\nstats detail\r\nstats detail x\r\nstats detail on x\r\nstats detail off\r\nstats detail dump\r\nstats sizes\r\n",
         "bogus\r\nbogus x y z\r\nversionx\r\nsetx a 0 0 1\r\nget a noreply\r\nbget a\r\n",
@@ -294,33 +297,6 @@ fn random_commands_answer_as_memcached_does() {
             sides.0.cas.remove(&key);
             sides.1.cas.remove(&key);
         }
-    }
-}
-
-#[test]
-fn random_commands_are_counted_by_prefix_as_memcached_does() {
-    // Of a key, what stands before its `y`.
-    let Some(memcached) = Memcached::with(&["-D", "y"]) else { return };
-    let server = TestServer::with(|config| config.prefix_delimiter = Some(b'y'));
-    let mut rng = Rng::from_seed(0xDE7A);
-    let mut sides = (Side::new(memcached.address), Side::new(server.address()));
-    for batch in 0..COMMANDS / BATCH / 10 {
-        let mut touched = BTreeSet::new();
-        let mut stream: Vec<u8> = Vec::new();
-        for _ in 0..BATCH {
-            let command = match rng.below(4) {
-                0 => meta_command(&mut rng, &mut touched, &mut BTreeSet::new()),
-                _ => command(&mut rng, &mut touched),
-            };
-            stream.extend(command);
-        }
-        stream.extend_from_slice(b"set ny 0 0 1\r\n1\r\nincr ny 1\r\ntouch ny 0\r\nmg ny v\r\nma ny v\r\nmd ny\r\nstats detail dump\r\n");
-        if rng.chance(1, 20) {
-            stream.extend_from_slice(b"stats reset\r\nget kay key1\r\nstats detail dump\r\n");
-        }
-        compare(&mut sides.0, &mut sides.1, &stream, &format!("batch {batch}"));
-        sides.0.cas.clear();
-        sides.1.cas.clear();
     }
 }
 

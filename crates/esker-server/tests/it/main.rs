@@ -24,3 +24,4 @@ mod pipelining;
 mod refusals;
 mod shutdown;
 mod stats;
+mod watch;

@@ -219,10 +219,10 @@ fn a_unit_serves_this_host() {
 #[test]
 fn options_without_a_meaning_are_told_and_change_nothing() {
     let plan = plan(
-        "-k -L -C -W -r -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
+        "-k -L -C -r -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
     )
     .expect("valid");
-    assert_eq!(plan.notes.len(), 11, "{:?}", plan.notes);
+    assert_eq!(plan.notes.len(), 10, "{:?}", plan.notes);
     assert!(plan.notes.iter().all(|note| note.contains("has no effect: ")));
 }
 
