@@ -29,6 +29,29 @@ impl SteadyClock {
         steady.unix_seconds();
         steady
     }
+
+    /// Wall time with its parts of a second, as exact as [`Clock::unix_seconds`] and those who ask for that have made it.
+    pub(crate) fn since_1970(&self) -> Duration {
+        let (ahead_ms, passed) = self.look();
+        Duration::from_millis(ahead_ms).saturating_add(passed)
+    }
+
+    /// How far wall time is ahead, in milliseconds, and monotonic time.
+    fn look(&self) -> (u64, Duration) {
+        // In this order: who is interrupted in between finds too little, which changes nothing.
+        let wall_ms = self.of.unix_seconds().saturating_mul(1000);
+        let passed = self.of.monotonic();
+        let ahead_ms = wall_ms.saturating_sub(millis(passed));
+        let mut most_ms = self.ahead_ms.load(Ordering::Relaxed);
+        if ahead_ms > most_ms {
+            most_ms = ahead_ms.max(self.ahead_ms.fetch_max(ahead_ms, Ordering::Relaxed));
+        }
+        (most_ms, passed)
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Clock for SteadyClock {
@@ -37,15 +60,8 @@ impl Clock for SteadyClock {
     }
 
     fn unix_seconds(&self) -> u64 {
-        // In this order: who is interrupted in between finds too little, which changes nothing.
-        let wall_ms = self.of.unix_seconds().saturating_mul(1000);
-        let passed_ms = u64::try_from(self.of.monotonic().as_millis()).unwrap_or(u64::MAX);
-        let ahead_ms = wall_ms.saturating_sub(passed_ms);
-        let mut most_ms = self.ahead_ms.load(Ordering::Relaxed);
-        if ahead_ms > most_ms {
-            most_ms = ahead_ms.max(self.ahead_ms.fetch_max(ahead_ms, Ordering::Relaxed));
-        }
-        most_ms.saturating_add(passed_ms) / 1000
+        let (ahead_ms, passed) = self.look();
+        ahead_ms.saturating_add(millis(passed)) / 1000
     }
 }
 
@@ -64,6 +80,9 @@ mod tests {
         assert_eq!(clock.unix_seconds(), 1_000_000);
         machine.advance(Duration::from_secs(5));
         assert_eq!((clock.unix_seconds(), clock.monotonic().as_secs()), (1_000_005, 5));
+        assert_eq!(clock.since_1970(), Duration::from_secs(1_000_005));
+        machine.advance(Duration::from_micros(1234));
+        assert_eq!(clock.since_1970(), Duration::from_micros(1_000_005_001_234));
         machine.set_unix_seconds(1_000_007);
         assert_eq!(clock.unix_seconds(), 1_000_007);
         machine.set_unix_seconds(2);

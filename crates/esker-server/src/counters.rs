@@ -53,6 +53,9 @@ counters! {
     BytesRead = "bytes_read",
     BytesWritten = "bytes_written",
     TotalItems = "total_items",
+    LogWorkerWritten = "log_worker_written",
+    LogWatcherSkipped = "log_watcher_skipped",
+    LogWatcherSent = "log_watcher_sent",
 }
 
 /// The counters of one core, on cache lines of their own.

@@ -74,6 +74,8 @@ fn both_say(
         let shared = if control.asks { &side.asking } else { &side.open };
         // Nothing is left of the input before, a flush that was to come later neither.
         assert_eq!(shared.flush_all(0, 0), line::OK);
+        shared.prefixes.turn(false);
+        shared.prefixes.clear();
         let said = session(shared, pieces);
         assert_eq!(shared.counters.busy(), 0, "everything is answered");
         assert_eq!(shared.budget.free_bytes(), shared.budget.total_bytes(), "nothing is held");

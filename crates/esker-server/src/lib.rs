@@ -10,7 +10,7 @@
 //! the record, which the store never repeats. Expiry is lazy.
 //!
 //! Commands: `get`, `gets`, `gat`, `gats`, `bget`, `set`, `add`, `replace`, `append`, `prepend`,
-//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `lru_crawler metadump` and `mgdump`,
+//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `lru_crawler metadump` and `mgdump`, `watch`,
 //! `cache_memlimit`, `version`, `verbosity`, `shutdown`, `quit`, and the meta commands `mg`, `ms`, `md`, `ma`, `mn`, `me`.
 
 mod access;
@@ -20,6 +20,7 @@ pub mod budget;
 mod clock;
 pub mod counters;
 pub mod errors;
+mod escaped;
 mod execute;
 pub mod expiry;
 #[cfg(any(test, fuzzing))]
@@ -39,6 +40,7 @@ mod native;
 pub mod output;
 mod patience;
 mod place;
+mod prefixes;
 pub mod protocol;
 mod receive;
 mod server;
@@ -47,6 +49,7 @@ mod shared;
 mod stats;
 mod tls;
 mod transport;
+mod watch;
 
 pub use auth::Credentials;
 pub use clock::SteadyClock;

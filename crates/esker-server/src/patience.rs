@@ -39,7 +39,7 @@ pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Durati
     if !left.is_zero() {
         return Ok(left.min(most));
     }
-    let unlimited = shared.limits.request_timeout.is_zero();
+    let unlimited = progress.streams || shared.limits.request_timeout.is_zero();
     if unlimited && !stops && !shared.memory_is_short() {
         return Ok(PATIENCE_SLICE.min(most));
     }
@@ -75,6 +75,8 @@ pub(crate) struct Progress {
     end: Option<Duration>,
     /// A reply is sent to its end, if it is taken; what is not whole yet is given up when the server stops.
     sends: bool,
+    /// Of a stream that holds no more than it was given: nobody is hurried while there is memory.
+    streams: bool,
     /// A line: who never ends one is as idle as who never begins one.
     is_line: bool,
 }
@@ -83,8 +85,8 @@ impl Progress {
     /// Of a request that arrives, from now.
     pub(crate) fn receiving(shared: &Shared) -> Progress {
         let now = shared.clock.monotonic();
-        let (sends, is_line) = (false, false);
-        Progress { since: now, bytes: 0, begun: now, moved: 0, end: None, sends, is_line }
+        let (sends, streams, is_line) = (false, false, false);
+        Progress { since: now, bytes: 0, begun: now, moved: 0, end: None, sends, streams, is_line }
     }
 
     /// Of the line of a request that arrives, from now.
@@ -95,6 +97,11 @@ impl Progress {
     /// Of replies that are sent, from now.
     pub(crate) fn sending(shared: &Shared) -> Progress {
         Progress { sends: true, ..Progress::receiving(shared) }
+    }
+
+    /// Of lines for a watcher that are sent, from now.
+    pub(crate) fn streaming(shared: &Shared) -> Progress {
+        Progress { streams: true, ..Progress::sending(shared) }
     }
 
     /// The same, to this `end`, if there is one.

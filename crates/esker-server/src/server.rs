@@ -93,6 +93,11 @@ pub struct ServerConfig {
     pub flush_enabled: bool,
     /// Whether clients may have all items listed: `lru_crawler metadump`, `stats cachedump`.
     pub dump_enabled: bool,
+    /// Whether clients may watch what others do: `watch`.
+    pub watch_enabled: bool,
+    /// What ends the prefix of a key in `stats detail`, of which uses are counted from the start then. `None`: a colon, and nothing is
+    /// counted until a client asks for it.
+    pub prefix_delimiter: Option<u8>,
     /// The folder to which clients of the native protocol may have the store backed up, made when it is first needed; refused
     /// if `None`. Not one inside the store's own.
     pub backups: Option<PathBuf>,
@@ -128,6 +133,8 @@ impl Default for ServerConfig {
             on_shutdown: None,
             flush_enabled: true,
             dump_enabled: true,
+            watch_enabled: true,
+            prefix_delimiter: None,
             backups: None,
             limits: Limits::default(),
             clock: Arc::new(SteadyClock::new(Arc::new(SystemClock))),

@@ -13,9 +13,11 @@ use crate::expiry::expires_at;
 use crate::guests::Guests;
 use crate::limits::Limits;
 use crate::listen::ListenAddress;
+use crate::prefixes::Prefixes;
 use crate::protocol::line;
 use crate::server::{ServerConfig, ShutdownHook};
 use crate::tls::Tls;
+use crate::watch::Watchers;
 use esker::Store;
 use esker_base::clock::Clock;
 use esker_base::units::MIB;
@@ -58,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) turned_away: AtomicU32,
     pub(crate) started: Duration,
     pub(crate) access: Access,
+    pub(crate) prefixes: Prefixes,
     /// Who may use the server; nobody is asked if `None`.
     pub(crate) auth: Option<Credentials>,
     /// What `shutdown` does; refused if `None`.
@@ -65,7 +68,10 @@ pub(crate) struct Shared {
     pub(crate) flush_enabled: bool,
     /// Whether clients may have items listed.
     pub(crate) dump_enabled: bool,
-    /// Whether one has them listed now.
+    /// Whether clients may watch.
+    pub(crate) watch_enabled: bool,
+    pub(crate) watchers: Watchers,
+    /// Whether one has items listed now.
     pub(crate) dumping: AtomicBool,
     pub(crate) backups: Backups,
     pub(crate) tls: Option<Tls>,
@@ -111,10 +117,13 @@ impl Shared {
             turned_away: AtomicU32::new(0),
             started: clock.monotonic(),
             access: Access::new(seed.to_be_bytes()),
+            prefixes: Prefixes::new(config.prefix_delimiter),
             auth,
             on_shutdown,
             flush_enabled: config.flush_enabled,
             dump_enabled: config.dump_enabled,
+            watch_enabled: config.watch_enabled,
+            watchers: Watchers::new(clock.clone()),
             dumping: AtomicBool::new(false),
             backups: Backups::new(backups),
             tls,
@@ -132,12 +141,21 @@ impl Shared {
             store: &self.store,
             cache: self.cache,
             access: &self.access,
+            prefixes: &self.prefixes,
             budget: &self.budget,
             counters: self.counters.shard(core),
+            watchers: &self.watchers,
+            watched: self.watchers.wanted(),
+            connection: 0,
             item_size_max_bytes: self.limits.item_size_max_bytes,
             now: self.clock.unix_seconds(),
             uptime: self.uptime(),
         }
+    }
+
+    /// The number that clients are told of the connection with this number: those of the listeners come first.
+    pub(crate) fn shown_number(&self, number: u64) -> u64 {
+        number.saturating_add(self.addresses.len() as u64)
     }
 
     /// Whole seconds since the server began.

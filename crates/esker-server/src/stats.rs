@@ -5,7 +5,7 @@
 //! `stats slabs` tells none.
 
 use crate::counters::Counter;
-use crate::guests::Guest;
+use crate::guests::{Doing, Guest};
 use crate::listen::ListenAddress;
 use crate::output::Output;
 use crate::protocol::line;
@@ -41,10 +41,6 @@ const NOT_HERE: &[&str] = &[
     "lru_bumps_dropped",
     "malloc_fails",
     "log_worker_dropped",
-    "log_worker_written",
-    "log_watcher_skipped",
-    "log_watcher_sent",
-    "log_watchers",
     "unexpected_napi_ids",
     "round_robin_fallback",
     "get_flushed",
@@ -84,6 +80,7 @@ impl Shared {
             b"settings" => self.settings(output),
             b"reset" => {
                 self.counters.reset();
+                self.prefixes.clear();
                 let evictions = self.store.stats().evictions;
                 self.evictions_forgotten.store(evictions, Ordering::Relaxed);
                 return output.push(line::RESET);
@@ -95,7 +92,6 @@ impl Shared {
                 stat(output, "active_slabs", 0);
                 stat(output, "total_malloced", self.store.stats().capacity_bytes);
             }
-            b"detail" => return output.push(line::BAD_DETAIL),
             _ => return output.push(line::ERROR),
         }
         output.push(line::END);
@@ -141,6 +137,7 @@ impl Shared {
         for name in NOT_HERE {
             stat(output, name, 0);
         }
+        stat(output, "log_watchers", self.watchers.count());
         stat(output, "memory_budget_bytes", self.budget.total_bytes());
         stat(output, "memory_budget_free_bytes", self.budget.free_bytes());
     }
@@ -173,13 +170,14 @@ impl Shared {
 
     /// A connection; its number follows those of the listeners. `asks`: it wants to know.
     pub(crate) fn tell_guest(&self, number: u64, guest: &Guest, asks: bool, output: &mut Output) {
-        let number = number.saturating_add(self.addresses.len() as u64);
+        let number = self.shown_number(number);
         let listener = self.addresses.get(guest.listener).map(shown).unwrap_or_default();
         let peer = guest.peer.map_or_else(|| listener.clone(), shown_network);
-        let state = match (asks, guest.is_partial()) {
-            (true, _) => "conn_parse_cmd",
-            (false, true) => "conn_nread",
-            (false, false) => "conn_read",
+        let state = match guest.doing() {
+            _ if asks => "conn_parse_cmd",
+            Doing::Nothing => "conn_read",
+            Doing::Sends => "conn_nread",
+            Doing::Watches => "conn_watch",
         };
         stat(output, &format!("{number}:addr"), peer);
         stat(output, &format!("{number}:listen_addr"), listener);
@@ -207,11 +205,12 @@ impl Shared {
         stat(output, "evictions", if store.cache { "on" } else { "off" });
         stat(output, "domain_socket", unix.unwrap_or_else(|| "NULL".into()));
         stat(output, "num_threads", self.cores);
-        stat(output, "detail_enabled", "no");
         stat(output, "cas_enabled", "yes");
         stat(output, "binding_protocol", "ascii");
         stat(output, "auth_enabled_sasl", "no");
         let yes = |on: bool| if on { "yes" } else { "no" };
+        stat(output, "stat_key_prefix", char::from(self.prefixes.delimiter()));
+        stat(output, "detail_enabled", yes(self.prefixes.is_on()));
         stat(output, "auth_enabled_ascii", yes(self.auth.is_some()));
         stat(output, "item_size_max", self.limits.item_size_max_bytes);
         stat(output, "maxconns_fast", "yes");

@@ -51,6 +51,9 @@ usage: esker memcached [OPTIONS]
 -I, --max-item-size=<num> longest value, with k or m (default: 1m)
 -F, --disable-flush-all   refuse the command \"flush_all\"
 -X, --disable-dumping     refuse lists of items
+-W, --disable-watch       refuse the command \"watch\"
+-D, --delimiter=<char>    what ends the prefix of a key (default: a colon), by which
+                          \"stats detail\" counts; if given, from the start
 -Y, --auth-file=<file>    clients say who they are; lines of user:password
 -Z, --enable-ssl          TLS, with -o ssl_chain_cert=<file>[,ssl_key=<file>]
 -e, --memory-file=<file>  where the data lie: folder or device
@@ -62,7 +65,7 @@ usage: esker memcached [OPTIONS]
 -v, -vv, -vvv             say more
 -V, --version   -h, --help   -i, --license
 
-Accepted without effect: -b -C -D -f -k -L -n -N -R -r -U 0 -W, and memcached's other -o.
+Accepted without effect: -b -C -f -k -L -n -N -R -r -U 0, and memcached's other -o.
 Not supported: -B binary, -S, UDP.
 ";
 
@@ -182,6 +185,8 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         on_shutdown,
         flush_enabled: plan.flush,
         dump_enabled: plan.dump,
+        watch_enabled: plan.watch,
+        prefix_delimiter: plan.delimiter,
         ..ServerConfig::default()
     };
     let log = match plan.verbose {

@@ -83,6 +83,9 @@ pub(super) struct Plan {
     pub(super) shutdown: bool,
     pub(super) flush: bool,
     pub(super) dump: bool,
+    pub(super) watch: bool,
+    /// What ends the prefix of a key.
+    pub(super) delimiter: Option<u8>,
     pub(super) daemon: bool,
     pub(super) pid_file: Option<PathBuf>,
     pub(super) user: Option<String>,
@@ -158,6 +161,8 @@ impl Plan {
             shutdown: false,
             flush: true,
             dump: true,
+            watch: true,
+            delimiter: None,
             daemon: false,
             pid_file: None,
             user: None,
@@ -226,6 +231,12 @@ impl Plan {
             'I' => self.limits.item_size_max_bytes = item_size(text)?,
             'F' => self.flush = false,
             'X' => self.dump = false,
+            'W' => self.watch = false,
+            // As in memcached, the first byte of what is given.
+            'D' => match text.bytes().next() {
+                None => return Err(wrong("-D: no delimiter is given")),
+                first => self.delimiter = first,
+            },
             'Y' => self.auth_file = Some(text.into()),
             'Z' => draft.tls = true,
             'e' => self.data = Some(text.into()),
@@ -254,7 +265,7 @@ impl Plan {
                 }
                 self.ignored(&format!("-{letter}"));
             }
-            'k' | 'L' | 'D' | 'C' | 'W' | 'r' => self.ignored(&format!("-{letter}")),
+            'k' | 'L' | 'C' | 'r' => self.ignored(&format!("-{letter}")),
             other => return Err(wrong(format!("there is no option -{other}"))),
         }
         Ok(())
@@ -265,8 +276,6 @@ impl Plan {
             "-k" | "-L" => "values are kept on storage, not in memory that could be locked",
             "-C" => "CAS ids cost nothing here and stay",
             "-b" => "the backlog is what the system permits",
-            "-D" => "there are no statistics by prefix",
-            "-W" => "there is no such command",
             "-r" => "the limit of core files is the system's",
             "-f" | "-n" => "there are no slab classes",
             "-R" => {

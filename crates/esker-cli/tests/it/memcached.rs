@@ -130,6 +130,29 @@ fn the_options_of_memcached_have_their_effect() {
 }
 
 #[test]
+fn prefixes_are_counted_from_the_start_if_their_delimiter_is_given() {
+    let (scratch, port) = (Scratch::new(), port());
+    let running = Running::start(&scratch, &["-p", &port, "-D", "/", "-o", "data=here", "-A"]);
+    assert!(!running.1.join("\n").contains("-D"), "{:?}", running.1);
+    let told = talk(&port, "get a/b:c\r\nstats detail dump\r\nquit\r\n");
+    assert_eq!(told, "END\r\nPREFIX a get 1 hit 0 set 0 del 0\r\nEND\r\n");
+    assert_eq!(talk(&port, "shutdown\r\n"), "");
+    running.ends();
+}
+
+#[test]
+fn watching_can_be_forbidden() {
+    let (scratch, port) = (Scratch::new(), port());
+    let running = Running::start(&scratch, &["-p", &port, "-W", "-o", "data=here", "-A"]);
+    assert!(!running.1.join("\n").contains("-W"), "{:?}", running.1);
+    let told = talk(&port, "watch\r\nwatch nothing\r\nwatch noreply\r\nget k\r\nquit\r\n");
+    let refused = "CLIENT_ERROR watch commands not allowed\r\n";
+    assert_eq!(told, format!("{refused}{refused}END\r\n"));
+    assert_eq!(talk(&port, "shutdown\r\n"), "");
+    running.ends();
+}
+
+#[test]
 fn a_hangup_has_credentials_read_again_and_ends_nothing() {
     let (scratch, port) = (Scratch::new(), port());
     std::fs::write(scratch.path("users"), "ann:secret\n").expect("write");

@@ -4,7 +4,9 @@ use super::{Answer, Arithmetic, Ground, Modified, New, Written};
 use crate::budget::Share;
 use crate::counters::Counter;
 use crate::item::{BINARY_KEY, STALE, TOKEN_SENT};
+use crate::prefixes::Use;
 use crate::protocol::{StoreVerb, line, parse_value};
+use crate::watch::StoreStatus;
 use esker::{Attributes, Condition, Outcome, PutOptions, Result};
 
 impl Ground<'_> {
@@ -15,7 +17,10 @@ impl Ground<'_> {
         share: &mut Option<Share>,
     ) -> Result<Answer> {
         self.counters.add(Counter::CmdGet, 1);
-        Ok(match self.live(key, share)? {
+        let item = self.live(key, share)?;
+        self.prefixes.note(key, Use::Get { hit: item.is_some() });
+        self.tell_get(key, item.as_ref().map(|item| item.len()));
+        Ok(match item {
             Some(item) => {
                 self.counters.add(Counter::GetHits, 1);
                 self.access.note(key, self.uptime, true);
@@ -36,9 +41,12 @@ impl Ground<'_> {
         with_cas: bool,
         share: &mut Option<Share>,
     ) -> Result<Answer> {
-        // As in memcached: no `get` is counted.
+        // As in memcached: no `get` is counted, but of its prefix.
         self.counters.add(Counter::CmdTouch, 1);
-        Ok(match self.rewrite_expiry(key, exptime, share)? {
+        let changed = self.rewrite_expiry(key, exptime, share)?;
+        let hit = matches!(changed, Modified::Written(..));
+        self.prefixes.note(key, Use::Get { hit });
+        Ok(match changed {
             Modified::Written(item, cas) => {
                 self.counters.add(Counter::TouchHits, 1);
                 self.access.note(key, self.uptime, true);
@@ -72,6 +80,8 @@ impl Ground<'_> {
     }
 
     pub(super) fn delete(&self, key: &[u8]) -> Result<Answer> {
+        self.prefixes.note(key, Use::Delete);
+        self.tell_present(key);
         let (counter, answer) = match self.store.delete(key)? {
             true => (Counter::DeleteHits, line::DELETED),
             false => (Counter::DeleteMisses, line::NOT_FOUND),
@@ -96,30 +106,35 @@ impl Ground<'_> {
             StoreVerb::Replace => Condition::Present,
             StoreVerb::Cas => {
                 let done = self.compare_and_put(key, cas, false, attributes, value, None, share)?;
-                return Ok(Answer::Line(match done {
-                    Modified::Written(..) => line::STORED,
-                    Modified::Missing => line::NOT_FOUND,
-                    Modified::Refused => line::EXISTS,
-                }));
+                let (stored, answer) = match done {
+                    Modified::Written(..) => (StoreStatus::Stored, line::STORED),
+                    Modified::Missing => (StoreStatus::NotFound, line::NOT_FOUND),
+                    Modified::Refused => (StoreStatus::Exists, line::EXISTS),
+                };
+                self.tell_store(key, verb, stored, attributes.expires_at, value.len());
+                return Ok(Answer::Line(answer));
             }
             StoreVerb::Append | StoreVerb::Prepend => {
-                return Ok(Answer::Line(
-                    match self.concatenate(verb, key, value, None, share)? {
-                        Written::Item(..) => line::STORED,
-                        // memcached says so, too, when the result is too large.
-                        _ => line::NOT_STORED,
-                    },
-                ));
+                let written = self.concatenate(verb, key, value, None, share)?;
+                self.tell_written(key, verb, &written, attributes.expires_at, value.len());
+                return Ok(Answer::Line(match written {
+                    Written::Item { .. } => line::STORED,
+                    // memcached says so, too, when the result is too large.
+                    _ => line::NOT_STORED,
+                }));
             }
         };
+        self.tell_present(key);
         let outcome = self.store.put_with(key, value, PutOptions { attributes, condition })?;
-        Ok(Answer::Line(match outcome {
+        let (stored, answer) = match outcome {
             Outcome::Stored(_) => {
                 self.stored(key);
-                line::STORED
+                (StoreStatus::Stored, line::STORED)
             }
-            _ => line::NOT_STORED,
-        }))
+            _ => (StoreStatus::NotStored, line::NOT_STORED),
+        };
+        self.tell_store(key, verb, stored, attributes.expires_at, value.len());
+        Ok(Answer::Line(answer))
     }
 
     pub(super) fn step(

@@ -12,6 +12,7 @@ use crate::counters::Counter;
 use crate::expiry::expires_at;
 use crate::item::{BINARY_KEY, Item, STALE, TOKEN_SENT};
 use crate::protocol::{MetaFlags, MetaVerb, Span, StoreVerb, Tokens, is_plain, line, parse_value};
+use crate::watch::StoreStatus;
 use esker::{Attributes, Condition, Error, ErrorKind, Outcome, Result};
 
 /// First word of a reply.
@@ -161,6 +162,7 @@ impl Ground<'_> {
                         Err(error) => return Err(error),
                     }
                 }
+                self.tell_get(key, None);
                 self.count_get(touches, false);
                 return Ok(Answer::Meta(MetaAnswer::of(Status::Miss, flags).usual(flags)));
             };
@@ -201,6 +203,7 @@ impl Ground<'_> {
                 // What is told without a write is durable.
                 continue;
             }
+            self.tell_get(key, Some(item.len()));
             self.count_get(touches, true);
             answer.size = Some(item.len() as u64);
             answer.client_flags = Some(attributes.flags);
@@ -246,6 +249,7 @@ impl Ground<'_> {
         let outcome = self.put_item(key, b"", attributes, flags.explicit_cas, Condition::Absent)?;
         let Outcome::Stored(version) = outcome else { return Ok(None) };
         self.stored(key);
+        self.tell_get(key, None);
         self.count_get(flags.exptime.is_some(), true);
         let mut answer = MetaAnswer::of(Status::Done, flags);
         answer.cas = Some(flags.explicit_cas.unwrap_or(version.0));
@@ -314,11 +318,13 @@ impl Ground<'_> {
             state,
         };
         let simple = |condition| {
+            self.tell_present(key);
             let outcome = self.put_item(key, value, attributes, flags.explicit_cas, condition)?;
             Ok::<_, Error>(match outcome {
                 Outcome::Stored(version) => {
                     self.stored(key);
-                    Written::Item(flags.explicit_cas.unwrap_or(version.0), value.len() as u64)
+                    let cas = flags.explicit_cas.unwrap_or(version.0);
+                    Written::Item { cas, size: value.len(), expires_at: attributes.expires_at }
                 }
                 _ => Written::NotStored,
             })
@@ -338,7 +344,13 @@ impl Ground<'_> {
                     share,
                 )?;
                 match done {
-                    Modified::Written(_, cas) => Written::Item(cas, value.len() as u64),
+                    Modified::Written(old, cas) => {
+                        // What an older CAS id stores is over when the item before was.
+                        let is_stale = flags.cas != Some(old.cas());
+                        let kept = is_stale.then(|| old.record().attributes().expires_at);
+                        let expires_at = kept.unwrap_or(attributes.expires_at);
+                        Written::Item { cas, size: value.len(), expires_at }
+                    }
                     Modified::Missing => Written::Missing,
                     Modified::Refused => Written::Exists,
                 }
@@ -347,8 +359,9 @@ impl Ground<'_> {
                 self.concatenate(verb, key, value, Some(flags), share)?
             }
         };
+        self.tell_written(key, verb, &written, attributes.expires_at, value.len());
         let status = match written {
-            Written::Item(..) => Status::Done,
+            Written::Item { .. } => Status::Done,
             Written::NotStored => Status::NotStored,
             Written::Missing => Status::NotFound,
             Written::Exists => Status::Exists,
@@ -356,9 +369,9 @@ impl Ground<'_> {
         let mut answer = MetaAnswer::of(status, flags);
         // As in memcached: a CAS id of 0 where nothing was stored.
         answer.cas = Some(0);
-        if let Written::Item(cas, size) = written {
+        if let Written::Item { cas, size, .. } = written {
             answer.cas = Some(cas);
-            answer.size = Some(size);
+            answer.size = Some(size as u64);
             answer = answer.usual(flags);
         }
         Ok(Answer::Meta(answer))
@@ -389,15 +402,21 @@ impl Ground<'_> {
 
     fn remove(&self, key: &[u8], flags: &MetaFlags, share: &mut Option<Share>) -> Result<Status> {
         let Some(cas) = flags.cas else {
+            self.tell_present(key);
             let existed = self.store.delete(key)?;
             return Ok(if existed { Status::Done } else { Status::NotFound });
         };
         for _ in 0..super::RETRIES_MAX {
-            let Some(item) = self.live(key, share)? else { return Ok(Status::NotFound) };
+            let Some(item) = self.live(key, share)? else {
+                self.tell_get(key, None);
+                return Ok(Status::NotFound);
+            };
             if item.cas() != cas {
+                self.tell_get(key, Some(item.len()));
                 return Ok(Status::Exists);
             }
             if self.store.compare_and_delete(key, item.record().version())? {
+                self.tell_get(key, Some(item.len()));
                 return Ok(Status::Done);
             }
         }
@@ -502,6 +521,10 @@ impl Ground<'_> {
                     );
                     let Outcome::Stored(version) = put? else { continue };
                     self.stored(key);
+                    // As in memcached, where it is an `add` whose item gets its time afterwards.
+                    self.tell_get(key, None);
+                    let (verb, stored) = (StoreVerb::Add, StoreStatus::Stored);
+                    self.tell_store(key, verb, stored, None, text.len());
                     answer.cas = Some(flags.explicit_cas.unwrap_or(version.0));
                 }
                 Modified::Refused if mismatch => {
@@ -523,7 +546,9 @@ impl Ground<'_> {
         share: &mut Option<Share>,
     ) -> Result<Answer> {
         self.counters.add(Counter::CmdMeta, 1);
-        let Some(item) = self.live(key, share)? else { return Ok(Answer::Line(line::META_MISS)) };
+        let item = self.live(key, share)?;
+        self.tell_get(key, item.as_ref().map(|item| item.len()));
+        let Some(item) = item else { return Ok(Answer::Line(line::META_MISS)) };
         let left = |date: u64| date.saturating_sub(self.now);
         Ok(Answer::Debug(MetaDebug {
             binary: item.has(BINARY_KEY) || (flags.base64 && !is_plain(key)),

@@ -15,10 +15,11 @@
 //!
 //! # Failure
 //! [`Answer::Failed`]: nothing happened, unless its kind says that the outcome is unknown, or the store is a cache
-//! ([`Ground::forget_older`]).
+//! ([`Ground::refused`]).
 
 mod classic;
 mod meta;
+mod told;
 
 pub(crate) use meta::{Block, MetaAnswer, MetaDebug};
 
@@ -28,8 +29,10 @@ use crate::counters::{Counter, Shard};
 use crate::errors::reply_line;
 use crate::expiry::{expires_at, is_expired};
 use crate::item::{BINARY_KEY, CAS_BYTES, EXPLICIT_CAS, Item, STALE, TOKEN_SENT};
+use crate::prefixes::Prefixes;
 use crate::protocol::base64::{Decoded, decode};
-use crate::protocol::{Arithmetic, MetaFlags, MetaVerb, Span, StoreVerb, line};
+use crate::protocol::{Arithmetic, MetaFlags, MetaVerb, Span, StoreVerb, WatchKinds, line};
+use crate::watch::{StoreStatus, Watchers};
 use esker::{Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result, Store, Value};
 
 /// How often a read-modify-write starts over because somebody else wrote the key. Each time
@@ -183,7 +186,13 @@ pub(crate) struct Ground<'a> {
     /// Whether the store is a cache.
     pub(crate) cache: bool,
     pub(crate) counters: &'a Shard,
+    pub(crate) watchers: &'a Watchers,
+    /// What somebody watches.
+    pub(crate) watched: WatchKinds,
+    /// The number of the connection, as watchers are told it.
+    pub(crate) connection: u64,
     pub(crate) access: &'a Access,
+    pub(crate) prefixes: &'a Prefixes,
     pub(crate) budget: &'a Budget,
     pub(crate) item_size_max_bytes: u64,
     /// Seconds since 1970.
@@ -221,7 +230,7 @@ impl Ground<'_> {
         answer.unwrap_or_else(|error| {
             self.report(&error);
             if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::OutOfMemory) {
-                self.forget_older(key, &unit.action);
+                self.refused(key, &unit.action, StoreStatus::NoMemory);
             }
             Answer::Failed(error)
         })
@@ -230,14 +239,15 @@ impl Ground<'_> {
     /// Called when `action` is refused: for want of room or memory, or because the item is too large. In a cache, as in memcached,
     /// a `set` leaves no older value then, and no `ms` does: whoever sent it has a newer one. In a store a write
     /// that is refused changes nothing.
-    pub(crate) fn forget_older(&self, key: &[u8], action: &Action) {
+    pub(crate) fn refused(&self, key: &[u8], action: &Action, why: StoreStatus) {
         use StoreVerb::Set;
+        self.tell_refused(key, action, why);
         let replaces = matches!(action, Action::Put { verb: Set, .. } | Action::MetaPut { .. });
-        if self.cache
-            && replaces
-            && let Err(error) = self.store.delete(key)
-        {
-            self.report(&error);
+        if self.cache && replaces {
+            self.tell_present(key);
+            if let Err(error) = self.store.delete(key) {
+                self.report(&error);
+            }
         }
     }
 
@@ -345,23 +355,24 @@ impl Ground<'_> {
         let asked = flags.and_then(|flags| flags.cas).filter(|cas| *cas != 0);
         let explicit = flags.and_then(|flags| flags.explicit_cas);
         for _ in 0..RETRIES_MAX {
-            let (mut differs, mut length) = (false, 0);
+            let (mut differs, mut size) = (false, 0);
             let changed = self.modify(key, share, |old| {
                 differs = asked.is_some_and(|cas| cas != old.cas());
                 if differs {
                     return None;
                 }
                 let new = joined(verb, old, value, self.item_size_max_bytes)?;
-                length = new.len() as u64;
+                size = new.len();
                 let mut attributes = old.record().attributes();
                 attributes.state &= BINARY_KEY;
                 Some((New::Made(new), attributes, explicit))
             })?;
             let vivify = flags.and_then(|flags| Some((flags, flags.vivify?)));
             return Ok(match (changed, vivify) {
-                (Modified::Written(_, cas), _) => {
+                (Modified::Written(old, cas), _) => {
                     self.stored(key);
-                    Written::Item(cas, length)
+                    let expires_at = old.record().attributes().expires_at;
+                    Written::Item { cas, size, expires_at }
                 }
                 (Modified::Missing, Some((flags, exptime))) => {
                     let attributes = Attributes {
@@ -372,7 +383,8 @@ impl Ground<'_> {
                     let put = self.put_item(key, value, attributes, explicit, Condition::Absent)?;
                     let Outcome::Stored(version) = put else { continue };
                     self.stored(key);
-                    Written::Item(explicit.unwrap_or(version.0), value.len() as u64)
+                    let (cas, expires_at) = (explicit.unwrap_or(version.0), attributes.expires_at);
+                    Written::Item { cas, size: value.len(), expires_at }
                 }
                 (Modified::Refused, _) if differs => Written::Exists,
                 _ => Written::NotStored,
@@ -381,7 +393,8 @@ impl Ground<'_> {
         Err(Error::new(ErrorKind::Timeout, "append to item").context("others kept writing the key"))
     }
 
-    /// Atomic read-modify-write of one key (E2): `change` makes value, attributes and CAS id.
+    /// Atomic read-modify-write of one key (E2): `change` makes value, attributes and CAS id. Watchers are told one lookup, however often
+    /// it is made.
     fn modify<'v>(
         &self,
         key: &[u8],
@@ -393,13 +406,17 @@ impl Ground<'_> {
             let pending = if newest { self.pending(key, share)? } else { None };
             let is_pending = pending.is_some();
             let old = if is_pending { pending } else { self.live(key, share)? };
-            let Some(old) = old else { return Ok(Modified::Missing) };
+            let Some(old) = old else {
+                self.tell_get(key, None);
+                return Ok(Modified::Missing);
+            };
             newest = true;
             let Some((new, attributes, cas)) = change(&old) else {
                 if is_pending {
                     newest = false;
                     continue;
                 }
+                self.tell_get(key, Some(old.len()));
                 return Ok(Modified::Refused);
             };
             let condition = Condition::VersionIs(old.record().version());
@@ -410,9 +427,13 @@ impl Ground<'_> {
             };
             match self.put_item(key, value, attributes, cas, condition)? {
                 Outcome::Stored(version) => {
+                    self.tell_get(key, Some(old.len()));
                     return Ok(Modified::Written(old, cas.unwrap_or(version.0)));
                 }
-                Outcome::KeyMissing => return Ok(Modified::Missing),
+                Outcome::KeyMissing => {
+                    self.tell_get(key, None);
+                    return Ok(Modified::Missing);
+                }
                 Outcome::KeyExists | Outcome::VersionDiffers => {}
             }
         }
@@ -460,8 +481,12 @@ enum Modified {
 
 /// What became of a storage command.
 enum Written {
-    /// CAS id and length of the new item.
-    Item(u64, u64),
+    /// The new item.
+    Item {
+        cas: u64,
+        size: usize,
+        expires_at: Option<u64>,
+    },
     NotStored,
     Missing,
     Exists,

@@ -96,11 +96,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
             .to_owned(),
         "ms Zm9v 3 b\r\nabc\r\nmg Zm9v b k v\r\nmg foo v\r\nme Zm9v b\r\nmd Zm9v b q\r\n"
             .to_owned(),
-        "stats\r\nstats settings\r\nstats items\r\nstats conns\r\nstats reset\r\nversion\r\n\
+        "stats\r\nstats settings\r\nstats items\r\nstats conns\r\nstats reset\r\nstats detail on\r\nget a:b c:d\r\nstats detail dump\r\nversion\r\n\
          verbosity 1\r\nflush_all 10 noreply\r\nflush_all\r\ncache_memlimit 64\r\nshutdown\r\n"
             .to_owned(),
         "set k 0 0 1 noreply\r\nx\r\nlru_crawler metadump all\r\nlru_crawler mgdump hash\r\n\
          stats cachedump 1 7\r\nquit\r\nget k\r\n"
+            .to_owned(),
+        "set k 0 0 1\r\nx\r\nwatch nothing\r\nwatch noreply\r\nget k\r\nwatch fetchers mutations\r\nget k\r\nquit\r\n"
             .to_owned(),
         "set k 0 0 99999\r\nset k 0 0 -1\r\nget k\r\n".to_owned(),
         "set k 0 0 1\r\nlonger than said\r\nmn\r\nGET / HTTP/1.1\r\n".to_owned(),

@@ -1,5 +1,6 @@
 //! What a client can ask for.
 
+use super::observe::WatchKinds;
 use super::span::Span;
 
 /// One request, its words as places in the buffer it was parsed from.
@@ -48,8 +49,12 @@ pub enum Request {
         /// First word after `stats`; may be empty.
         section: Span,
     },
+    /// `stats detail`.
+    Detail(DetailRequest),
     /// `lru_crawler metadump`, `lru_crawler mgdump` and `stats cachedump`.
     Dump(DumpRequest),
+    /// `watch`; `None`: of a kind that there is not.
+    Watch(Option<WatchKinds>),
     /// `version`.
     Version,
     /// `verbosity`: accepted, without effect.
@@ -144,6 +149,17 @@ pub enum DumpForm {
     Requests,
     /// `stats cachedump`: the key, its size and expiry.
     Sizes,
+}
+
+/// What `stats detail` is to do about the statistics by prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DetailRequest {
+    /// Count from now on.
+    On,
+    /// Count no more.
+    Off,
+    /// Tell what was counted.
+    Dump,
 }
 
 /// How `shutdown` is meant.

@@ -22,8 +22,8 @@
 //! | `ms`, malformed, its length in order | error, payload parsed as commands, or swallowed | error, payload swallowed |
 //! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
 //!
-//! `docs/memcache.md` has all that differs, commands and flags included. `classic`, `meta` and `dump` have a
-//! function for each shape of line, `parse` the table that leads to them.
+//! `docs/memcache.md` has all that differs, commands and flags included. `classic`, `meta`, `dump` and `observe` have
+//! a function for each shape of line, `parse` the table that leads to them.
 //!
 //! # Invariants
 //! - P1: the requests of a byte stream do not depend on how it was cut into pieces.
@@ -51,15 +51,17 @@ mod command;
 mod dump;
 pub mod meta;
 mod number;
+mod observe;
 mod parse;
 mod span;
 
 pub use command::{
-    Arithmetic, DumpForm, DumpRequest, MetaVerb, Refusal, Request, ShutdownMode, StoreRequest,
-    StoreVerb, Then,
+    Arithmetic, DetailRequest, DumpForm, DumpRequest, MetaVerb, Refusal, Request, ShutdownMode,
+    StoreRequest, StoreVerb, Then,
 };
 pub use meta::MetaFlags;
 pub use number::{parse_signed, parse_unsigned, parse_value};
+pub use observe::WatchKinds;
 pub use parse::{Parsed, Parser};
 pub use span::{Span, Tokens};
 
@@ -110,6 +112,12 @@ pub mod line {
     pub const BAD_LINE: &[u8] = b"CLIENT_ERROR bad command line\r\n";
     /// `stats cachedump` of a class that nobody has.
     pub const ILLEGAL_CLASS: &[u8] = b"CLIENT_ERROR Illegal slab id\r\n";
+    /// `watch` that the operator has forbidden.
+    pub const NO_WATCH: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
+    /// One watcher more than there may be.
+    pub const TOO_MANY_WATCHERS: &[u8] = b"WATCHER_TOO_MANY log watcher limit reached\r\n";
+    /// No room in the memory budget for a watcher.
+    pub const WATCHER_FAILED: &[u8] = b"WATCHER_FAILED failed to add log watcher\r\n";
     /// A list of items of a class that nobody has.
     pub const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
     /// Somebody else has a list of items made.

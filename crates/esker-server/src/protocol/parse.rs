@@ -8,6 +8,7 @@ use super::command::{Arithmetic, MetaVerb, Refusal, Request, StoreVerb, Then};
 use super::dump::{parse_cachedump, parse_crawler};
 use super::meta::{parse_meta, parse_meta_debug, parse_meta_set};
 use super::number::{parse_signed, parse_unsigned};
+use super::observe::{parse_detail, parse_watch};
 use super::span::{Span, Tokens};
 use super::{GET_LINE_BYTES_MAX, LINE_BYTES_MAX, line};
 
@@ -38,6 +39,7 @@ enum Shape {
     Arithmetic(Arithmetic),
     Stats,
     Crawler,
+    Watch,
     Version,
     Verbosity,
     FlushAll,
@@ -87,6 +89,7 @@ const COMMANDS: &[Row] = &[
     row(b"bget", Shape::Get { with_cas: false }, 1, ANY),
     row(b"stats", Shape::Stats, 0, ANY),
     row(b"lru_crawler", Shape::Crawler, 0, ANY),
+    row(b"watch", Shape::Watch, 0, ANY),
     row(b"version", Shape::Version, 0, ANY),
     row(b"verbosity", Shape::Verbosity, 1, 2),
     row(b"flush_all", Shape::FlushAll, 0, 2),
@@ -190,8 +193,10 @@ fn parse_line(input: &[u8], whole: Span) -> Request {
         Shape::Stats if arguments.get(0).of(input) == b"cachedump" => {
             parse_cachedump(input, &arguments)
         }
+        Shape::Stats if arguments.get(0).of(input) == b"detail" => parse_detail(input, &arguments),
         Shape::Stats => Request::Stats { section: arguments.get(0) },
         Shape::Crawler => parse_crawler(input, &arguments),
+        Shape::Watch => parse_watch(input, tokens),
         Shape::Version => Request::Version,
         Shape::Verbosity => {
             let noreply = arguments.noreply(input);

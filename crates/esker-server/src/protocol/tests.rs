@@ -57,7 +57,9 @@ fn show(request: &Request, input: &[u8]) -> String {
             format!("{direction:?} {} {delta} {noreply}", text(*key))
         }
         Request::Stats { section } => format!("stats {}", text(*section)),
+        Request::Detail(detail) => format!("detail {detail:?}"),
         Request::Dump(DumpRequest { form, all, limit }) => format!("dump {form:?} {all} {limit}"),
+        Request::Watch(kinds) => format!("watch {kinds:?}"),
         Request::Version => "version".into(),
         Request::Verbosity { noreply } => format!("verbosity {noreply}"),
         Request::FlushAll { delay, noreply } => format!("flush_all {delay} {noreply}"),
@@ -108,7 +110,20 @@ fn lines_mean_what_memcached_reads_in_them() {
         ("verbosity 1", "verbosity false"),
         ("version x", "version"),
         ("stats settings", "stats settings"),
+        ("stats detail on", "detail On"),
+        ("stats detail off x", "detail Off"),
+        ("stats detail dump", "detail Dump"),
         ("quit now", "quit"),
+        ("watch", "watch Some(WatchKinds(1))"),
+        ("watch connevents fetchers", "watch Some(WatchKinds(5))"),
+        ("watch mutations mutations", "watch Some(WatchKinds(2))"),
+        (
+            "watch evictions sysevents rawcmds proxyreqs proxyevents proxyuser evictions mutations",
+            "watch Some(WatchKinds(2))",
+        ),
+        ("watch proxyuser", "watch Some(WatchKinds(0))"),
+        ("watch fetchers everything", "watch None"),
+        ("watch noreply fetchers", "watch None"),
     ] {
         assert_eq!(parse_one(line), expected, "{line:?}");
     }
@@ -145,6 +160,9 @@ fn malformed_lines_are_refused_with_the_lines_of_memcached() {
         ("lru_crawler metadump 2,1", format!("dump Figures true {}", u64::MAX)),
         ("lru_crawler mgdump 2", format!("dump Requests false {}", u64::MAX)),
         ("lru_crawler metadump 1,64", "BADCLASS invalid class id Continue".into()),
+        ("watch fetchers noreply", " Continue".into()),
+        ("stats detail", "CLIENT_ERROR usage: stats detail on|off|dump Continue".into()),
+        ("stats detail ON", "CLIENT_ERROR usage: stats detail on|off|dump Continue".into()),
         ("stats cachedump 1 7", "dump Sizes true 7".into()),
         ("stats cachedump 0 0", format!("dump Sizes false {}", u64::MAX)),
         ("GET / HTTP/1.1", " Close".into()),

@@ -1,25 +1,26 @@
 //! Requests that are no units of a wave: they go alone, after everything before them.
 
-use super::{CRLF_BYTES, Session};
+use super::{CRLF_BYTES, End, Session};
 use crate::counters::Counter;
 use crate::execute::Body;
 use crate::guests::Stay;
 use crate::limits::{ALONE_WORK, BODY_STEP_BYTES, UNCHARGED_BYTES_MAX};
 use crate::patience::{Progress, patiently};
-use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, Then, line};
+use crate::protocol::{CRLF, DetailRequest, Request, ShutdownMode, StoreRequest, Then, line};
 use crate::transport::Transport;
+use crate::watch::StoreStatus;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 
 impl<T: Transport> Session<T> {
-    /// Runs a request that goes alone; says whether the connection goes on.
-    pub(super) fn run_alone(&mut self, request: Request) -> IoResult<bool> {
+    /// Runs a request that goes alone; says how the connection ends, if it does.
+    pub(super) fn run_alone(&mut self, request: Request) -> IoResult<Option<End>> {
         esker_trt::work(ALONE_WORK);
         self.work();
         self.note_request();
         match request {
             Request::Store(store) if store.length > self.shared.limits.item_size_max_bytes => {
                 let whole = store.length.saturating_add(CRLF_BYTES as u64);
-                self.refuse(&store, Counter::StoreTooLarge, line::TOO_LARGE, whole)?;
+                self.refuse(&store, StoreStatus::TooLarge, line::TOO_LARGE, whole)?;
             }
             Request::Store(store) => self.store_large(&store)?,
             Request::Stats { section } => {
@@ -29,7 +30,9 @@ impl<T: Transport> Session<T> {
                     section => self.shared.stats(section, &mut self.output),
                 }
             }
+            Request::Detail(detail) => self.detail(detail)?,
             Request::Dump(dump) => self.dump(dump)?,
+            Request::Watch(kinds) => return self.watch(kinds),
             Request::FlushAll { delay, noreply } => {
                 let line = self.shared.flush_all(self.core, delay);
                 if !noreply {
@@ -41,10 +44,10 @@ impl<T: Transport> Session<T> {
                 match refusal.then {
                     Then::Continue => {}
                     Then::Swallow(bytes) => self.swallow(bytes)?,
-                    Then::Close => return Ok(false),
+                    Then::Close => return Ok(Some(End::Refused)),
                 }
             }
-            Request::Quit => return Ok(false),
+            Request::Quit => return Ok(Some(End::Quit)),
             Request::Shutdown(mode) => return Ok(self.shut_down(mode)),
             Request::Get { .. }
             | Request::Delete { .. }
@@ -56,20 +59,24 @@ impl<T: Transport> Session<T> {
             | Request::Version
             | Request::Verbosity { .. } => {}
         }
-        Ok(true)
+        Ok(None)
     }
 
     /// A storage command that is not done, with `rest` bytes of its data block still in the stream.
     fn refuse(
         &mut self,
         store: &StoreRequest,
-        counter: Counter,
+        why: StoreStatus,
         line: &'static [u8],
         rest: u64,
     ) -> IoResult<()> {
+        let counter = match why {
+            StoreStatus::TooLarge => Counter::StoreTooLarge,
+            _ => Counter::StoreNoMemory,
+        };
         self.count(counter, 1);
         let unit = self.store_unit(store, Some(Body::Owned(Vec::new())));
-        self.forget_older(&unit);
+        self.refused(&unit, why);
         if !store.noreply {
             self.output.push(line);
         }
@@ -138,7 +145,7 @@ impl<T: Transport> Session<T> {
     }
 
     fn refuse_memory(&mut self, store: &StoreRequest, rest: usize) -> IoResult<()> {
-        self.refuse(store, Counter::StoreNoMemory, line::NO_MEMORY, rest as u64)
+        self.refuse(store, StoreStatus::NoMemory, line::NO_MEMORY, rest as u64)
     }
 
     /// `stats conns`: those who listen, and those who are there.
@@ -156,17 +163,41 @@ impl<T: Transport> Session<T> {
         Ok(())
     }
 
-    /// `shutdown`; says whether the connection goes on.
-    fn shut_down(&mut self, mode: ShutdownMode) -> bool {
+    /// `stats detail`.
+    fn detail(&mut self, request: DetailRequest) -> IoResult<()> {
+        let on = match request {
+            DetailRequest::On => true,
+            DetailRequest::Off => false,
+            DetailRequest::Dump => return self.tell_prefixes(),
+        };
+        self.shared.prefixes.turn(on);
+        self.output.push(line::OK);
+        Ok(())
+    }
+
+    fn tell_prefixes(&mut self) -> IoResult<()> {
+        let mut last = None;
+        loop {
+            last = self.shared.prefixes.list(last, UNCHARGED_BYTES_MAX, &mut self.output);
+            if last.is_none() {
+                self.output.push(line::END);
+                return Ok(());
+            }
+            self.flush()?;
+        }
+    }
+
+    /// `shutdown`; says how the connection ends, if it does.
+    fn shut_down(&mut self, mode: ShutdownMode) -> Option<End> {
         match (&self.shared.on_shutdown, mode) {
             (None, _) => self.output.push(line::SHUTDOWN_DISABLED),
             (Some(_), ShutdownMode::Invalid) => self.output.push(line::BAD_SHUTDOWN),
             (Some(hook), ShutdownMode::Now | ShutdownMode::Graceful) => {
                 tracing::info!("a client asks for the end of the server");
                 hook.call();
-                return false;
+                return Some(End::Shutdown);
             }
         }
-        true
+        None
     }
 }

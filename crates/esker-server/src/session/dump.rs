@@ -7,6 +7,7 @@
 //! What cannot be read is counted and logged, and left out. The list of a server that stops breaks off.
 
 use super::Session;
+use crate::escaped::Escaped;
 use crate::execute::Ground;
 use crate::expiry::is_expired;
 use crate::item::{BINARY_KEY, Item};
@@ -122,8 +123,7 @@ fn push_line(output: &mut Output, form: DumpForm, ground: &Ground<'_>, key: &[u8
     let binary = item.has(BINARY_KEY) || !is_plain(key);
     match form {
         DumpForm::Figures => {
-            output.push(b"key=");
-            push_escaped(output, key);
+            output.push_fmt(format_args!("key={}", Escaped(key)));
             match expires_at {
                 Some(date) => output.push_fmt(format_args!(" exp={date}")),
                 None => output.push(b" exp=-1"),
@@ -153,17 +153,6 @@ fn push_line(output: &mut Output, form: DumpForm, ground: &Ground<'_>, key: &[u8
             output.push(key);
             let (length, date) = (item.len(), expires_at.unwrap_or(0));
             output.push_fmt(format_args!(" [{length} b; {date} s]\r\n"));
-        }
-    }
-}
-
-/// A key as part of an address: letters, digits and `-._~` as they are, the others as `%` and two digits.
-fn push_escaped(output: &mut Output, key: &[u8]) {
-    for byte in key {
-        match byte {
-            b'-' | b'.' | b'_' | b'~' => output.push(&[*byte]),
-            byte if byte.is_ascii_alphanumeric() => output.push(&[*byte]),
-            byte => output.push_fmt(format_args!("%{byte:02X}")),
         }
     }
 }

@@ -15,7 +15,8 @@
 //!   no server can tell from the next command (memcached resumes behind the declared length, too).
 //!
 //! `plan` makes units of requests, `wave` runs them, `reply` writes what they answer, `alone` has the
-//! requests that are no units, `dump` those that list items, `transfer` the bytes of the connection, `auth` what comes before the
+//! requests that are no units, `dump` those that list items, `watch` the stream of what others do,
+//! `transfer` the bytes of the connection, `auth` what comes before the
 //! first command where clients must say who they are.
 //!
 //! # Concurrency
@@ -32,6 +33,7 @@ mod dump;
 mod plan;
 mod reply;
 mod transfer;
+mod watch;
 mod wave;
 
 #[cfg(test)]
@@ -40,7 +42,7 @@ mod tests;
 use crate::budget::Share;
 use crate::counters::{Counter, Shard};
 use crate::execute::{Ground, Unit};
-use crate::guests::Stay;
+use crate::guests::{Doing, Stay};
 use crate::limits::{FLUSH_BYTES, UNCHARGED_BYTES_MAX};
 use crate::output::Output;
 use crate::patience::{Progress, until_admitted};
@@ -48,6 +50,7 @@ use crate::protocol::{CRLF, Parser, Request, Span};
 use crate::receive::Received;
 use crate::shared::Shared;
 use crate::transport::{LINGER, Transport};
+use crate::watch::CloseReason;
 use std::collections::VecDeque;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
@@ -59,9 +62,30 @@ const CRLF_BYTES: usize = CRLF.len();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Client,
-    Server,
+    /// The server, because the client asked for it.
+    Quit,
+    /// The server, because of what the client said.
+    Refused,
+    /// The server, which stops, or is to.
+    Shutdown,
     /// The server, after a silence between two requests.
     Silence,
+}
+
+/// Why watchers hear that a connection ended.
+fn close_reason(ended: &IoResult<End>) -> CloseReason {
+    match ended {
+        Ok(End::Client | End::Quit) => CloseReason::Normal,
+        Ok(End::Silence) => CloseReason::IdleTimeout,
+        Ok(End::Shutdown) => CloseReason::Shutdown,
+        Ok(End::Refused) => CloseReason::Error,
+        Err(error) => match error.kind() {
+            // The client has closed amid a data block, or the run-time stops.
+            IoErrorKind::UnexpectedEof => CloseReason::Normal,
+            IoErrorKind::Interrupted => CloseReason::Shutdown,
+            _ => CloseReason::Error,
+        },
+    }
 }
 
 /// A `get` line whose keys are not all units yet.
@@ -165,9 +189,12 @@ impl<T: Transport> Session<T> {
     pub(crate) fn run(mut self) {
         let ended = self.serve();
         self.rest();
+        if let Some(stay) = self.stay.take() {
+            stay.end(close_reason(&ended));
+        }
         match ended {
             Ok(End::Client) => {}
-            Ok(End::Server) => self.connection.linger(LINGER),
+            Ok(End::Quit | End::Refused | End::Shutdown) => self.connection.linger(LINGER),
             Ok(End::Silence) => {
                 self.count(Counter::IdleKicks, 1);
             }
@@ -196,7 +223,7 @@ impl<T: Transport> Session<T> {
                     self.flush()?;
                     self.rest();
                     if self.shared.is_stopping() {
-                        return Ok(End::Server);
+                        return Ok(End::Shutdown);
                     }
                     if let Some(end) = self.receive()? {
                         return Ok(end);
@@ -204,13 +231,13 @@ impl<T: Transport> Session<T> {
                 }
                 Pause::Close => {
                     self.flush()?;
-                    return Ok(End::Server);
+                    return Ok(End::Refused);
                 }
                 Pause::Alone(request) => {
                     self.run_wave();
-                    if !self.run_alone(request)? {
+                    if let Some(end) = self.run_alone(request)? {
                         self.flush()?;
-                        return Ok(End::Server);
+                        return Ok(end);
                     }
                 }
             }
@@ -223,7 +250,8 @@ impl<T: Transport> Session<T> {
     }
 
     fn ground(&self) -> Ground<'_> {
-        self.shared.ground(self.core)
+        let connection = self.number();
+        Ground { connection, ..self.shared.ground(self.core) }
     }
 
     fn count(&self, counter: Counter, step: u64) {
@@ -243,9 +271,18 @@ impl<T> Session<T> {
     }
 
     fn note_waiting(&self, partial: bool) {
+        self.note_doing(if partial { Doing::Sends } else { Doing::Nothing });
+    }
+
+    fn note_doing(&self, doing: Doing) {
         if let Some(stay) = &self.stay {
-            stay.note_waiting(partial);
+            stay.note_doing(doing);
         }
+    }
+
+    /// The number of the connection, as `stats conns` tells it.
+    fn number(&self) -> u64 {
+        self.stay.as_ref().map_or(0, Stay::shown_number)
     }
 
     fn work(&mut self) {

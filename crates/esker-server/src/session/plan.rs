@@ -5,10 +5,12 @@ use crate::budget::Share;
 use crate::counters::Counter;
 use crate::execute::{Action, Body, Unit, unit_key};
 use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, PIPELINE_DEPTH};
+use crate::prefixes::Use;
 use crate::protocol::{
     CRLF, MetaFlags, MetaVerb, Parsed, Request, Span, StoreRequest, Then, Tokens, line,
 };
 use crate::transport::Transport;
+use crate::watch::StoreStatus;
 
 /// Units from which on it pays to ask for the places of all their keys before the first is looked up.
 const PREFETCH_MIN: usize = 4;
@@ -156,6 +158,10 @@ impl<T: Transport> Session<T> {
             return Err(Pause::Receive);
         }
         self.begin_request();
+        if store.meta.is_none() {
+            // As in memcached: whatever becomes of it.
+            self.shared.prefixes.note(alone.key.of(self.received.all()), Use::Set);
+        }
         if !fits || !complete {
             self.received.consume(consumed);
             return Err(Pause::Alone(Request::Store(alone)));
@@ -293,7 +299,7 @@ impl<T: Transport> Session<T> {
             return;
         }
         self.count(Counter::StoreNoMemory, 1);
-        self.forget_older(&unit);
+        self.refused(&unit, StoreStatus::NoMemory);
         let line = no_memory_line(&unit.action);
         if !unit.noreply && self.broken != Some(unit.request) {
             self.output.push(line);
@@ -301,11 +307,11 @@ impl<T: Transport> Session<T> {
         self.broken = Some(unit.request);
     }
 
-    /// What a cache forgets of `unit`, which is refused before it runs.
-    pub(super) fn forget_older(&self, unit: &Unit) {
+    /// Notes that `unit` is refused before it runs.
+    pub(super) fn refused(&self, unit: &Unit, why: StoreStatus) {
         let mut decoded = None;
         let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
-        self.ground().forget_older(key, &unit.action);
+        self.ground().refused(key, &unit.action, why);
     }
 
     /// The most memory that `unit` may hold besides its body: what the index says that it reads, and

@@ -17,10 +17,7 @@ impl<T: Transport> Session<T> {
         }
         if self.received.pending().is_empty() {
             self.partial = None;
-            if self.received.shrink() {
-                self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
-                self.long_line.shrink_to(0);
-            }
+            self.shrink();
         } else if self.partial.is_none() {
             self.partial = Some(Progress::receiving_line(&self.shared).until(self.to_say));
         }
@@ -38,7 +35,7 @@ impl<T: Transport> Session<T> {
             } else if full {
                 self.output.push(line::NO_MEMORY_GET);
                 self.flush()?;
-                return Ok(Some(End::Server));
+                return Ok(Some(End::Refused));
             }
         }
         let room = self.received.make_room(capacity);
@@ -71,6 +68,14 @@ impl<T: Transport> Session<T> {
             self.work();
         }
         Ok((count == 0).then_some(End::Client))
+    }
+
+    /// Makes the receive buffer as small as at the begin, if nothing is in it.
+    pub(super) fn shrink(&mut self) {
+        if self.received.shrink() {
+            self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
+            self.long_line.shrink_to(0);
+        }
     }
 
     /// Takes memory for a larger receive buffer; says whether there was some. What is longer than usual counts as a data block
@@ -119,7 +124,11 @@ impl<T: Transport> Session<T> {
         if self.output.is_empty() {
             return Ok(());
         }
-        let mut progress = Progress::sending(&self.shared).until(self.to_say);
+        self.flush_by(Progress::sending(&self.shared).until(self.to_say))
+    }
+
+    /// The same, of a client with this progress, and what is held back as well.
+    pub(super) fn flush_by(&mut self, mut progress: Progress) -> IoResult<()> {
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
             let write = |limit| connection.write_vectored(slices, Some(limit));

@@ -1,7 +1,7 @@
 //! Units of one wave, at the same time as far as the core has room for tasks.
 
 use super::Session;
-use crate::execute::{Action, Answer, Unit};
+use crate::execute::{Action, Answer, Ground, Unit};
 use crate::limits::UNIT_WORK;
 use crate::place::TaskPlace;
 use crate::transport::Transport;
@@ -72,9 +72,10 @@ impl<T: Transport> Session<T> {
 
     /// Runs a unit in a task of its own.
     fn begin(&self, mut unit: Unit, place: TaskPlace) -> JoinHandle<(Unit, Answer)> {
-        let buffer = self.received.share();
+        let (buffer, connection) = (self.received.share(), self.number());
         esker_trt::spawn(move || {
-            let answer = place.ground().run(&mut unit, &buffer);
+            let ground = Ground { connection, ..place.ground() };
+            let answer = ground.run(&mut unit, &buffer);
             (unit, answer)
         })
     }

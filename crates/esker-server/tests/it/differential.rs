@@ -3,6 +3,8 @@
 //! Skipped where no `memcached` is installed. What differs on purpose is listed in the parser's
 //! text and tested in `commands`; the streams here stay clear of it.
 
+mod observe;
+
 use crate::harness::{Client, TestServer};
 use esker_base::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +25,10 @@ struct Memcached {
 
 impl Memcached {
     fn start() -> Option<Memcached> {
+        Memcached::with(&[])
+    }
+
+    fn with(options: &[&str]) -> Option<Memcached> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|free| free.local_addr())
             .expect("a free port")
@@ -40,6 +46,7 @@ impl Memcached {
                 "-p",
                 &port.to_string(),
             ])
+            .args(options)
             .stderr(Stdio::null())
             .spawn();
         let Ok(child) = spawned else {
@@ -90,7 +97,7 @@ impl Side {
         }
         let (reply, closed) = self.client.say(text.as_bytes());
         let reply = String::from_utf8_lossy(&reply).into_owned();
-        let mut alike = String::new();
+        let (mut alike, mut prefixes) = (String::new(), Vec::new());
         for line in reply.split_inclusive("\r\n") {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words.as_slice() {
@@ -106,8 +113,14 @@ impl Side {
                     }
                     alike.push_str(&line);
                 }
+                // In the order of its hash table there.
+                ["PREFIX", ..] => prefixes.push(line.to_owned()),
                 ["VERSION", _] => alike.push_str("VERSION #\r\n"),
-                _ => alike.push_str(line),
+                _ => {
+                    prefixes.sort();
+                    alike.extend(prefixes.drain(..));
+                    alike.push_str(line);
+                }
             }
         }
         (alike, closed)
@@ -214,8 +227,9 @@ fn edge_cases_answer_as_memcached_does() {
         "version x\r\nversion\r\nversion noreply\r\n",
         "flush_all\r\nflush_all 0\r\nflush_all noreply\r\nflush_all 0 noreply\r\nflush_all x\r\nflush_all -1\r\nflush_all 1 2 3\r\n",
         "flush_all 0 x\r\nflush_all 5 noreply x\r\nflush_all x noreply\r\nflush_all noreply noreply\r\n",
+        "watch x\r\n", "watch fetchers x\r\n", "watch noreply\r\n", "watch x noreply\r\n",
         "flush_all 99999\r\nset aa 0 0 1\r\n1\r\nget aa\r\nflush_all\r\nget aa\r\n",
-        "stats nope\r\nstats reset\r\nstats reset x\r\nstats detail\r\nstats sizes\r\n",
+        "stats nope\r\nstats reset\r\nstats reset x\r\nstats detail\r\nstats detail x\r\nstats detail on x\r\nstats detail off\r\nstats detail dump\r\nstats sizes\r\n",
         "bogus\r\nbogus x y z\r\nversionx\r\nsetx a 0 0 1\r\nget a noreply\r\nbget a\r\n",
         "set b 0 2147483647 1\r\nx\r\nget b\r\n", "set b 0 2592001 1\r\nx\r\nget b\r\n", "set b 0 2592000 1\r\nx\r\nget b\r\n",
         "set b 0 -1 1\r\nx\r\nget b\r\n", "set b 0 0 0\r\n\r\nget b\r\n", "set b 0 0 1 noreply\r\n1\r\nincr b x noreply\r\nincr zz 1 noreply\r\n",

@@ -148,7 +148,7 @@ fn credentials_as_long_as_a_client_likes_are_not_waited_for() {
 }
 
 /// A server with a certificate of its own, and a client's idea of it.
-fn with_tls() -> (TestServer, Arc<ClientConfig>) {
+pub(crate) fn with_tls() -> (TestServer, Arc<ClientConfig>) {
     with_tls_and(|_| {})
 }
 
@@ -172,7 +172,7 @@ fn with_tls_and(change: impl FnOnce(&mut ServerConfig)) -> (TestServer, Arc<Clie
     (server, Arc::new(config))
 }
 
-fn encrypted(
+pub(crate) fn encrypted(
     server: &TestServer,
     config: &Arc<ClientConfig>,
 ) -> StreamOwned<ClientConnection, TcpStream> {

@@ -11,6 +11,7 @@
 mod attackers;
 mod chunking;
 mod commands;
+mod detail;
 mod differential;
 mod doors;
 mod dump;
@@ -23,3 +24,4 @@ mod pipelining;
 mod refusals;
 mod shutdown;
 mod stats;
+mod watch;

@@ -219,17 +219,25 @@ fn a_unit_serves_this_host() {
 #[test]
 fn options_without_a_meaning_are_told_and_change_nothing() {
     let plan = plan(
-        "-k -L -C -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
+        "-k -L -C -r -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
     )
     .expect("valid");
-    assert_eq!(plan.notes.len(), 12, "{:?}", plan.notes);
+    assert_eq!(plan.notes.len(), 10, "{:?}", plan.notes);
     assert!(plan.notes.iter().all(|note| note.contains("has no effect: ")));
+}
+
+#[test]
+fn a_delimiter_is_the_first_byte_of_what_is_given() {
+    let delimiter = |line: &str| plan(line).expect("valid").delimiter;
+    assert_eq!((delimiter(""), delimiter("-D /")), (None, Some(b'/')));
+    assert_eq!((delimiter("-D::x"), delimiter("--delimiter=.")), (Some(b':'), Some(b'.')));
 }
 
 #[test]
 fn wrong_options_are_refused_in_words() {
     for (line, words) in [
         ("-p abc", "no number"),
+        ("--delimiter=", "-D: no delimiter is given"),
         ("-p 65536", "no number"),
         ("-p 0", "-s FILE"),
         ("-p 0 -l 127.0.0.1:5", "-s FILE"),
