@@ -10,7 +10,8 @@ use std::io::Write;
 
 #[derive(Serialize)]
 struct Figures {
-    items: u64,
+    /// None: nobody knows.
+    items: Option<u64>,
     tombstones: u64,
     live_bytes: u64,
     capacity_bytes: u64,
@@ -31,7 +32,7 @@ pub(crate) fn stat(data: &Data, servers: &Servers, json: bool) -> Result<Done, F
     let store = open_to_read(data)?;
     let stats = store.stats();
     let figures = Figures {
-        items: stats.items,
+        items: (!stats.has_more_items).then_some(stats.items),
         tombstones: stats.tombstones,
         live_bytes: stats.live_bytes,
         capacity_bytes: stats.capacity_bytes,
@@ -58,7 +59,10 @@ pub(crate) fn stat(data: &Data, servers: &Servers, json: bool) -> Result<Done, F
 fn words(figures: &Figures) -> String {
     let mut lines = vec![
         format!("data       {}", figures.device),
-        format!("items      {}", figures.items),
+        match figures.items {
+            Some(items) => format!("items      {items}"),
+            None => "items      not counted since the store was restored, or not closed".to_owned(),
+        },
         format!("tombstones {}", figures.tombstones),
         format!(
             "live       {} of {}",

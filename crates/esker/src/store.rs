@@ -44,8 +44,11 @@ const READS_MAX: usize = 64;
 pub struct Stats {
     /// Keys with a value, those expired included that nobody has overwritten. `flex` does not look at what a write replaces, so
     /// it says more: each change counts until its interval is written anew. That is at most once for each time that
-    /// a key was written since, and never less than the keys, except soon after an open that had to look intervals up.
+    /// a key was written since, keys that were deleted or cleared among them, and never less than the keys, unless `has_more_items`.
     pub items: u64,
+    /// Whether there may be items of which nobody knows yet how many: those of a store of `flex` that was restored or not closed, until
+    /// somebody has looked at all of them. One that is open for writing does that when it has nothing else to do.
+    pub has_more_items: bool,
     /// Deleted keys whose tombstones are kept.
     pub tombstones: u64,
     /// Bytes of live records, padding included.

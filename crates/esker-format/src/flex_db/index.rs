@@ -9,9 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"ESKFLEXI";
 /// The version of its format that this build writes. Others are passed over: nothing but time is lost.
-pub const INDEX_VERSION: u32 = 3;
-/// Most bytes of what is known of an interval's appended runs.
-const TAIL_SIZE_MAX_BYTES: u64 = 64 << 10;
+pub const INDEX_VERSION: u32 = 4;
 /// Most moments at which bytes of an interval expire.
 const EXPIRIES_MAX: u64 = 64;
 /// Size of the head in bytes.
@@ -61,8 +59,8 @@ pub struct IndexEntry<'a> {
     pub appended: u64,
     /// Runs.
     pub runs: u64,
-    /// What is known of each appended run, one behind the other: its size in two bytes and the number of its pairs in one, big
-    /// end first, and a byte of each key's hash, the highest one. Empty: nothing, or there are none.
+    /// What is known of each appended run, one behind the other: its size and the number of its pairs as varints,
+    /// and a byte of each key's hash, the highest one. Empty: nothing, or there are none.
     pub tail: &'a [u8],
     /// About how many bytes expire when: moments, in Unix seconds, ascending, with their bytes. Large values that its pairs name
     /// are counted with them.
@@ -189,9 +187,6 @@ impl IndexHead {
             let mut field = || varint::take(&mut rest).ok_or(Flaw::Field("entry"));
             let (size, pairs, appended, runs) = (field()?, field()?, field()?, field()?);
             let length = field()?;
-            if length > TAIL_SIZE_MAX_BYTES {
-                return Err(Flaw::Field("tail"));
-            }
             let tail = split(&mut rest, length).ok_or(Flaw::Field("tail"))?;
             let mut field = || varint::take(&mut rest).ok_or(Flaw::Field("expiries"));
             let count = field()?;

@@ -21,6 +21,7 @@
 //! A crash before that commit leaves the space as it was.
 
 use super::lost::Lost;
+use super::read::is_unread;
 use super::recover::{find_header, read_map, segments_in, tree_shape};
 use super::slots::Slots;
 use super::state::Shared;
@@ -31,7 +32,7 @@ use esker_format::flex::header::SLOTS_OFFSET;
 use esker_format::flex::{Group, Header, Map, Record, SegmentState, block_is_sound};
 use esker_index::FlexTree;
 use esker_index::flex_tree::{Extent, HOLE};
-use esker_media::BufferPool;
+use esker_media::{BufferPool, IoBuf};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -90,15 +91,16 @@ impl Space {
     }
 
     /// Gives pieces of the data file to `visit` that can be read and to which nothing points but these ranges of the space, which are in
-    /// order, in segments that are kept (M3): bytes that were written one behind the other.
+    /// order, in segments that are kept (M3): bytes that were written one behind the other. How many blocks the device refused: what is in
+    /// those is passed over, as nobody knows whether it is anything, and a device may refuse them for ever.
     ///
     /// # Errors
-    /// Those of `visit`; `Io`.
+    /// Those of `visit`; `Io` for a node of the tree.
     pub(crate) fn visit_stray(
         &self,
         but: &[Range<u64>],
         visit: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         self.0.visit_stray(but, visit)
     }
 }
@@ -342,7 +344,7 @@ impl Inner {
         &self,
         but: &[Range<u64>],
         visit: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let writer = self.writer.lock();
         let kept = writer.kept.clone();
         let payload = self.shape.segment_payload();
@@ -359,15 +361,16 @@ impl Inner {
         self.walk(0, note, &mut Err)?;
         drop(writer);
         mapped.sort_unstable();
+        let mut refused = 0;
         for number in kept {
             let start = number * payload;
             let first = mapped.partition_point(|(_, end)| *end <= start);
             let of_segment = mapped.get(first..).unwrap_or_default();
             let of_segment = of_segment.iter().take_while(|(at, _)| *at < start + payload);
             let taken: Vec<_> = of_segment.map(|(at, end)| (at - start, end - start)).collect();
-            self.visit_stray_in(number, &taken, visit)?;
+            refused += self.visit_stray_in(number, &taken, visit)?;
         }
-        Ok(())
+        Ok(refused)
     }
 
     /// As `visit_stray`, in one segment of which these parts are pointed at.
@@ -376,21 +379,21 @@ impl Inner {
         number: u64,
         taken: &[(u64, u64)],
         visit: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let Some(salt) = self.shared.read().salt(number) else { return Ok(()) };
+    ) -> Result<u64> {
+        let Some(salt) = self.shared.read().salt(number) else { return Ok(0) };
         let size = self.shape.segment_size_bytes;
         if (number + 1) * size > self.files.data.geometry().size_bytes {
-            return Ok(());
+            return Ok(0);
         }
         let mut bytes = BufferPool::new(0).get(usize::try_from(size).unwrap_or(0));
-        self.files.data.read_at(sites::DATA_READ, number * size, &mut bytes)?;
+        let refused = self.read_segment(number, &mut bytes)?;
         let block_size = self.shape.block_size_bytes as usize;
         let block_payload = usize::try_from(self.shape.block_payload()).unwrap_or(0);
         let first_block = number * self.shape.blocks();
         let mut taken = taken.iter().copied().peekable();
         let (mut piece, mut at) = (Vec::new(), 0_u64);
         for (block, number) in bytes.chunks(block_size).zip(first_block..) {
-            let is_sound = block_is_sound(block, salt, number);
+            let is_sound = block_is_sound(block, salt, number) && !refused.contains(&number);
             for byte in block.get(..block_payload).unwrap_or_default() {
                 while taken.next_if(|(_, end)| *end <= at).is_some() {}
                 let is_taken = taken.peek().is_some_and(|(start, _)| *start <= at);
@@ -403,7 +406,31 @@ impl Inner {
                 at += 1;
             }
         }
-        if piece.is_empty() { Ok(()) } else { visit(&piece) }
+        if !piece.is_empty() {
+            visit(&piece)?;
+        }
+        Ok(refused.len() as u64)
+    }
+
+    /// Reads a segment, as far as the device gives it: numbers of the blocks that it refuses.
+    fn read_segment(&self, number: u64, bytes: &mut IoBuf) -> Result<BTreeSet<u64>> {
+        let read = |at, part: &mut [u8]| match self.files.data.read_at(sites::DATA_READ, at, part) {
+            Err(error) if is_unread(&error) => Ok(Err(error)),
+            done => done.map(Ok),
+        };
+        let mut refused = BTreeSet::new();
+        if read(number * self.shape.segment_size_bytes, bytes)?.is_ok() {
+            return Ok(refused);
+        }
+        let size = u64::from(self.shape.block_size_bytes);
+        let blocks = bytes.chunks_mut(self.shape.block_size_bytes as usize);
+        for (block, number) in blocks.zip(number * self.shape.blocks()..) {
+            if let Err(error) = read(number * size, block)? {
+                tracing::error!(%error, "passed over, where something may be that is lost");
+                refused.insert(number);
+            }
+        }
+        Ok(refused)
     }
 }
 

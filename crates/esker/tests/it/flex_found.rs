@@ -1,7 +1,7 @@
 //! `flex`: what an open makes of what it finds where something cannot be read.
 
 use crate::client::Map;
-use crate::flex_damage::{Harm, harm_options, harmed, unread};
+use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
 use esker::{ErrorKind, Store, repair_on_flex};
@@ -138,4 +138,19 @@ fn an_open_reads_little_of_each_large_value_whatever_its_key() {
         assert_eq!(store.get(&key(n)).unwrap().as_deref(), Some(&value(n)[..]));
     }
     assert!(store.check().unwrap().is_sound());
+}
+
+#[test]
+fn a_store_that_was_not_closed_says_that_it_has_not_counted_its_items() {
+    let (devices, model) = filled(Left::Killed);
+    let store = devices.open(&harm_options()).unwrap();
+    assert!(store.stats().has_more_items, "{:?}", store.stats());
+    // Who is asked to clean looks at all, and then knows that there is nothing left to look at.
+    for _ in 0..2 {
+        store.clean(1).unwrap();
+    }
+    assert_eq!((store.stats().items, store.stats().has_more_items), (model.len() as u64, false));
+    store.close().unwrap();
+    let store = devices.again().open(&harm_options()).unwrap();
+    assert_eq!((store.stats().items, store.stats().has_more_items), (model.len() as u64, false));
 }

@@ -1,12 +1,14 @@
 //! Repair of a store of `flex`: whatever is damaged, afterwards the store is sound, holds all that could be read, and goes on.
 
 use crate::client::Map;
+use crate::flex_damage::refusing;
 use crate::flex_db::{Devices, files_of, options};
 use crate::flex_whole::{bytes, held, sound};
 use crate::support::START;
+use esker::flex::SpaceFiles;
 use esker::{
-    Attributes, ErrorKind, Options, Progress, PutOptions, RepairReport, Store, repair_on_flex,
-    restore_flex_on,
+    Attributes, Error, ErrorKind, FlexFiles, Options, Progress, PutOptions, RepairReport, Store,
+    repair_on_flex, restore_flex_on,
 };
 use esker_base::clock::ManualClock;
 use esker_base::rng::Rng;
@@ -447,4 +449,88 @@ fn the_only_large_value_is_missed_if_the_space_never_had_it() {
         lost += changed;
     }
     assert!(lost > 0);
+}
+
+/// A device that never again reads a block, in use or not: the repair ends, and what is in no such block is there.
+fn repaired_beside_refused(is_node_lost: bool) {
+    let (images, history) = worked(2, true);
+    let newest = newest(&history);
+    let options = history_options(8);
+    let nodes = 16..images[1].size_bytes() / 512;
+    let mut damaged = images.clone();
+    let mut without = (RepairReport::default(), 0);
+    if is_node_lost {
+        // The first one that is missed, but not by the root: logs would come again, and the last interval that begins in what is refused
+        // takes nothing of them.
+        let lost = nodes.into_iter().find_map(|block| {
+            let mut damaged = images.clone();
+            damaged[1].flip(block * 512 + 100, 1);
+            let found = repaired(damaged.clone(), &history, "nothing is refused")?;
+            (found.0.records_moved > 0 && found.1 < 4).then_some((damaged, found))
+        });
+        (damaged, without) = lost.unwrap();
+    }
+    let (mut ended, mut in_use, mut passed) = (0, 0, 0);
+    let blocks = damaged[0].size_bytes() / 512;
+    for block in 0..blocks {
+        let context = format!("block {block}");
+        let devices = Devices::with(damaged.clone(), 5);
+        let (data, refused) = refusing(&devices.shared(0), block * 512..block * 512 + 512);
+        let files = || {
+            let files = devices.files();
+            FlexFiles { space: SpaceFiles { data: data.clone(), ..files.space }, ..files }
+        };
+        let opens = |options| Store::open_flex_on(files(), options);
+        let report = match repair_on_flex(files(), &options) {
+            Ok(report) => report,
+            Err(error) => {
+                // The root may be in it: no identity is made up for a store that may be sound. Or it is the first interval that has lost its
+                // mark, too.
+                assert_eq!(error.kind(), ErrorKind::Io, "{context}: {error}");
+                continue;
+            }
+        };
+        ended += 1;
+        let store = opens(&options).unwrap_or_else(|error| panic!("{context}: {error}"));
+        let mut errors = 0;
+        for (key, value) in &newest {
+            match store.get(key) {
+                Ok(found) => {
+                    let found = found.map(|found| found.to_vec());
+                    let had = &history[key];
+                    assert!(found.is_none() || had.contains(&found), "{context}: {key:?}");
+                    errors += usize::from(found.as_ref() != Some(value));
+                }
+                Err(error) => {
+                    assert!(is_told(&error), "{context}: {key:?}: {error}");
+                    in_use += 1;
+                    errors += 1;
+                }
+            }
+        }
+        passed += u64::from(report.damaged_segments > without.0.damaged_segments);
+        assert!(errors <= without.1 + 40, "{context}: {errors} keys, {report:?}");
+        store.close().unwrap();
+        *refused.lock() = 0..0;
+        let store = opens(&options).unwrap();
+        sound(&store);
+        let changed = changed(&store, &history, &context);
+        assert!(changed <= without.1 + 4, "{context}: {changed} keys are not back, {report:?}");
+    }
+    let most = if is_node_lost { 8 } else { 2 };
+    assert!(ended + most >= blocks && in_use > 20 && passed > 4, "{ended}, {in_use}, {passed}");
+}
+
+fn is_told(error: &Error) -> bool {
+    [ErrorKind::Io, ErrorKind::Corrupted].contains(&error.kind())
+}
+
+#[test]
+fn a_repair_ends_also_beside_a_block_that_a_device_refuses_for_ever() {
+    repaired_beside_refused(false);
+}
+
+#[test]
+fn a_lost_node_is_mended_also_beside_a_block_that_a_device_refuses_for_ever() {
+    repaired_beside_refused(true);
 }

@@ -5,14 +5,19 @@ use crate::client::Map;
 use crate::flex_damage::{
     Harm, Left, filled, harm_options, harmed, refusing, refusing_all, unread,
 };
-use crate::flex_db::{Devices, options};
+use crate::flex_db::{Devices, files_of, options};
 use crate::flex_whole::bytes;
 use esker::flex::SpaceFiles;
-use esker::{Direction, ErrorKind, FlexFiles, Result, Store};
+use esker::{
+    Condition, Direction, ErrorKind, FlexFiles, FlexOptions, Options, Outcome, PutOptions, Result,
+    Store,
+};
 use esker_base::Error;
 use esker_base::clock::SystemClock;
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, Image, Trigger};
+use esker_media::sim::{
+    Act, Asking, FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger,
+};
 use esker_trt::{sim, spawn, yield_now};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -419,4 +424,112 @@ fn a_table_that_met_a_refused_node_comes_to_the_space_once_it_can_be_read() {
     }
     let report = store.check().unwrap();
     assert!(report.is_sound(), "{:?}", report.problems);
+}
+
+/// A store of the usual shape, with much room, whose last interval cannot be read: a block in it is damaged that has not its beginning.
+fn damaged_at_the_end() -> (Vec<Arc<SimBlock>>, Options, Map) {
+    let mut options = options(4);
+    options.flex = FlexOptions { cache_size_bytes: 0, ..FlexOptions::default() };
+    options.flex.memtable_size_bytes = 1 << 20;
+    options.flex.interval_size_bytes_max = 64 << 10;
+    options.size_bytes = 96 << 20;
+    let device = |image: Option<Image>| {
+        let size = image.as_ref().map_or(8192, Image::size_bytes);
+        let mut options = SimBlockOptions::new(size, 4);
+        if let Some(image) = image {
+            options = options.initial(Initial::Recycled(image));
+        }
+        options.size_bytes_max = 128 << 20;
+        Arc::new(SimBlock::new(options))
+    };
+    let devices: Vec<_> = (0..6).map(|_| device(None)).collect();
+    let store = Store::open_flex_on(files_of(&devices), &options).unwrap();
+    let mut model = Map::new();
+    for n in 0..100_u8 {
+        let value = bytes(u64::from(n), 3000);
+        store.put(&[n], &value).unwrap();
+        model.insert(vec![n], value);
+    }
+    store.close().unwrap();
+    let images: Vec<Image> = devices.iter().map(|device| device.image()).collect();
+    let harmed = (1..100).rev().find_map(|block| {
+        let mut images = images.clone();
+        images[0].flip(block * 4096 + 100, 1);
+        let devices: Vec<_> = images.into_iter().map(|image| device(Some(image))).collect();
+        // The root is in one of them.
+        let store = Store::open_flex_on(files_of(&devices), &options).ok()?;
+        let is_last = store.get(&[99]).is_err();
+        store.forget();
+        is_last.then_some(devices)
+    });
+    (harmed.unwrap(), options, model)
+}
+
+/// Puts pairs behind what cannot be read; they are there, and can be deleted and replaced, also after another open.
+fn ascending_behind(pairs: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) {
+    let (devices, options, mut model) = damaged_at_the_end();
+    let mut store = Store::open_flex_on(files_of(&devices), &options).unwrap();
+    let lost = unread(&store, &model, "before");
+    assert!((1..40).contains(&lost), "{lost}");
+    let mut added = Vec::new();
+    for (key, value) in pairs {
+        store.put(&key, &value).unwrap();
+        added.push(key.clone());
+        model.insert(key, value);
+    }
+    store.clean(0).unwrap();
+    let report = store.report();
+    let number = |before: &str| -> u64 {
+        let (number, _) = report.split_once(before).unwrap();
+        number.rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    let (appended, anew) = (number(" bytes appended"), number(" written anew"));
+    assert!(anew < 3 * appended, "{report}");
+    for round in 0..3 {
+        let context = format!("round {round}");
+        for key in added.iter().step_by(added.len() / 7) {
+            let condition = Condition::Absent;
+            let put = PutOptions { condition, ..PutOptions::default() };
+            let done = store.put_with(key, b"other", put);
+            let done = done.unwrap_or_else(|error| panic!("{context}, {key:?}: {error}"));
+            assert_eq!(done, Outcome::KeyExists, "{context}, {key:?}");
+            model.remove(key);
+            assert!(store.delete(key).unwrap(), "{context}");
+            assert!(store.get(key).unwrap().is_none(), "{context}");
+        }
+        added.retain(|key| model.contains_key(key));
+        store.clean(0).unwrap();
+        let asked = added.iter().step_by(1 + added.len() / 300);
+        let asked: Map = asked.map(|key| (key.clone(), model[key].clone())).collect();
+        assert_eq!(unread(&store, &asked, &context), 0, "{context}");
+        let before = model.iter().filter(|(key, _)| key.len() == 1);
+        let before: Map = before.map(|(key, value)| (key.clone(), value.clone())).collect();
+        // Nobody knows any more what of it the damaged run may have.
+        let more = if round > 0 { 16 } else { 0 };
+        assert!((lost..=lost + more).contains(&unread(&store, &before, &context)), "{context}");
+        store.close().unwrap();
+        store = Store::open_flex_on(files_of(&devices), &options).unwrap();
+    }
+}
+
+#[test]
+fn values_of_any_length_behind_what_cannot_be_read_are_found() {
+    // The long ones are alone in a run, and none is large.
+    ascending_behind((0..60_u8).map(|n| {
+        (vec![99, n], bytes(n.into(), if n % 3 == 0 { 40 } else { 60_000 + 200 * usize::from(n) }))
+    }));
+}
+
+#[test]
+fn very_many_pairs_behind_what_cannot_be_read_are_found() {
+    ascending_behind(
+        (0..70_000_u32).map(|n| ([&[99][..], &n.to_be_bytes()].concat(), bytes(n.into(), 10))),
+    );
+}
+
+#[test]
+fn more_than_a_look_takes_behind_what_cannot_be_read_is_found() {
+    ascending_behind(
+        (0..400_u16).map(|n| ([&[99][..], &n.to_be_bytes()].concat(), bytes(n.into(), 50_000))),
+    );
 }

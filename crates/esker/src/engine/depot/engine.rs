@@ -125,6 +125,7 @@ impl Engine for Depot {
     fn stats(&self) -> Stats {
         Stats {
             items: self.items(),
+            has_more_items: false,
             tombstones: self.tombstones(),
             live_bytes: self.segments.live().1,
             capacity_bytes: self.layout.segment_size * u64::from(self.layout.segment_count),

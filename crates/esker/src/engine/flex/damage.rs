@@ -25,7 +25,7 @@
 use super::commit::{Committer, RUNS_MAX};
 use super::index::{Entry, Fresh, Located, tail_of_run};
 use super::interval::{Interval, Part, parts};
-use super::lapsing::lapsing_in;
+use super::lapsing::{Lapsing, lapsing_in};
 use super::memtable::RangeDelete;
 use super::merge::{Merged, add_group, merge_behind, size_of};
 use super::{Flex, ROOT_BYTES};
@@ -35,17 +35,30 @@ use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, Run
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most bytes that are read of what stands between two marks: no interval is that long.
+/// Most bytes that are read at once of what stands between two marks: no interval that can be read is that long, and no run half of it.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 /// Longest interval: with what an open takes together with it, it has less than 4 GiB.
 const INTERVAL_BYTES_MAX: u32 = if cfg!(test) { 1 << 20 } else { 3 << 30 };
-/// Unread intervals beyond this size are only appended to.
+/// Unread intervals beyond this size are only appended to, and so are those whose runs would not become fewer by this factor: else
+/// each group would write all of them anew.
 const MERGED_BYTES_MAX: u32 = 4 << 20;
-/// Most pairs and bytes of a run behind an unread one: what is known of it in memory has no more room.
+const FEWER: usize = 4;
+/// Most pairs and bytes of a run behind an unread one: a get reads all of each run that may have its key.
 const PAIRS_OF_A_RUN: usize = 200;
 const BYTES_OF_A_RUN: usize = 48 << 10;
 /// Longest head of a run, without its anchor.
 const RUN_HEAD_MAX: usize = 16;
+
+/// What a part of an interval begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begins {
+    /// The base run.
+    Base,
+    /// An appended run.
+    Run,
+    /// The rest of something that cannot be read.
+    Lost,
+}
 
 /// A part of the space, as far as it can be read.
 #[derive(Debug, Default)]
@@ -141,9 +154,9 @@ impl Around {
         self.bytes.get(at..until).unwrap_or_default()
     }
 
-    /// Where the next whole run behind `at` begins, of those that nobody told of (D2).
+    /// Where the next whole run from `at` on begins, of those that nobody told of (D2).
     fn next_run(&self, at: usize, is_wanted: impl Fn(RunKind) -> bool) -> Option<usize> {
-        let mut behind = self.begun.iter().copied().filter(|begun| *begun > at);
+        let mut behind = self.begun.iter().copied().filter(|begun| *begun >= at);
         let is_run = |begun: &usize| {
             let run = take_whole(&mut self.sound_from(*begun));
             run.is_some_and(|run| is_wanted(run.kind))
@@ -153,41 +166,52 @@ impl Around {
 
     /// Where in an interval the last run ends that cannot be read (D2), of which runs are known to begin at `starts`, if any are; 0: all can.
     fn unread_end(&self, starts: &[usize]) -> usize {
+        self.unread_in(starts, (Begins::Base, true)).0
+    }
+
+    /// The same in a part of an interval, which begins so, and is the last one or not; and where the run begins that goes on in the next
+    /// part, or else this one ends.
+    fn unread_in(&self, starts: &[usize], (begins, is_last): (Begins, bool)) -> (usize, usize) {
         let all = self.bytes.len();
-        let (mut at, mut end) = (0, 0);
-        let behind = |at: usize| {
+        let next_from = |at: usize| {
             let next = match starts {
                 [] => self.next_run(at, |kind| kind == RunKind::Appended),
-                known => known.iter().copied().find(|start| *start > at),
+                known => known.iter().copied().find(|start| *start >= at),
             };
             next.unwrap_or(all)
         };
+        let mut at = if begins == Begins::Lost { next_from(0) } else { 0 };
+        let mut end = at;
         while at < all {
             let rest = self.bytes.get(at..).unwrap_or_default();
             let head = at..(at + RUN_HEAD_MAX).min(all);
-            let next = match Run::size(rest) {
-                Ok(size) if !self.has_hole(&head) && size <= rest.len() => at + size,
-                _ => {
-                    at = behind(at);
-                    end = at;
-                    continue;
-                }
+            let size = Run::size(rest).ok().filter(|_| !self.has_hole(&head));
+            let is_more = |size| size > rest.len() && size < PIECE_BYTES_MAX / 2;
+            let goes_on = size.is_some_and(is_more);
+            if !is_last && (goes_on || rest.len() < RUN_HEAD_MAX) {
+                break;
+            }
+            let Some(next) = size.filter(|size| *size <= rest.len()).map(|size| at + size) else {
+                at = next_from(at + 1);
+                end = at;
+                continue;
             };
             if self.has_hole(&(at..next)) {
                 end = next;
             } else {
-                let kind = if at == 0 { RunKind::Base } else { RunKind::Appended };
+                let is_base = at == 0 && begins == Begins::Base;
+                let kind = if is_base { RunKind::Base } else { RunKind::Appended };
                 let mut run = self.bytes.get(at..next).unwrap_or_default();
                 if take_whole(&mut run).is_none_or(|run| run.kind != kind) {
                     // Verified, and not what it should be: where it ends is as little to be believed.
-                    at = behind(at);
+                    at = next_from(at + 1);
                     end = at;
                     continue;
                 }
             }
             at = next;
         }
-        end
+        (end, at)
     }
 
     /// All pairs of an interval that can be read: of a run that ends in what cannot be, those before; then those of the next one (D2).
@@ -202,7 +226,7 @@ impl Around {
                 _ => take_whole(&mut rest),
             };
             let Some((run, size)) = run.zip(size) else {
-                match self.next_run(at, |_| true) {
+                match self.next_run(at + 1, |_| true) {
                     Some(next) => at = next,
                     None => break,
                 }
@@ -232,12 +256,6 @@ struct Piece {
     fresh: Fresh,
     /// The greatest key, if all can be read.
     last: Option<Vec<u8>>,
-}
-
-/// What is known of runs that are whole, or nothing if it is not known of all.
-fn tails_of<'t>(runs: impl Iterator<Item = &'t Vec<u8>> + Clone) -> Vec<u8> {
-    let is_known = runs.clone().all(|tail| !tail.is_empty());
-    if is_known { runs.flatten().copied().collect() } else { Vec::new() }
 }
 
 impl Flex {
@@ -275,10 +293,8 @@ impl Flex {
         let entry = &located.entry;
         match (group, erase) {
             (None, None) => return Ok(()),
-            (Some(group), None)
-                if entry.runs > 0 && (entry.runs < RUNS_MAX || entry.size > MERGED_BYTES_MAX) =>
-            {
-                return self.append_known(committer, located, group);
+            (Some(group), None) if entry.runs > 0 && !self.is_worth_merging(located) => {
+                return self.append_in_runs(committer, located, group);
             }
             _ => {}
         }
@@ -325,20 +341,20 @@ impl Flex {
         let lapsing = moment.lapsing(&merged);
         let data = &mut committer.data;
         data.clear();
-        let mut tails = Vec::new();
+        let (mut tail, mut runs) = (Vec::new(), 1);
         for piece in in_runs(&merged) {
             let run = run_of(piece);
             let start = data.len();
             run.finish(None, data);
             let size = u32::try_from(data.len() - start).unwrap_or(u32::MAX);
-            tails.push(tail_of_run(size, run.pairs(), &self.hasher));
+            tail.extend(tail_of_run(size, run.pairs(), &self.hasher));
+            runs += 1;
         }
         let size = self.interval_size(end + data.len())?;
-        let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
         let fresh = Fresh {
             anchor: located.anchor.clone(),
             entry: Entry::unread(size, runs),
-            tail: tails_of(tails.iter()),
+            tail,
             lapsing,
         };
         committer.rewritten_bytes += data.len() as u64;
@@ -350,17 +366,25 @@ impl Flex {
         })
     }
 
-    /// Appends a group, in as many runs as it takes for all of them to be known: of a longer one nobody would know where it begins, nor
-    /// then where any other does, and all that is behind what cannot be read would be as lost as that.
-    fn append_known(
+    /// Whether an unread interval has many runs behind what cannot be read, which would be few if they were brought together.
+    fn is_worth_merging(&self, located: &Located) -> bool {
+        let Located { entry, spot, .. } = located;
+        if entry.runs < RUNS_MAX || entry.size > MERGED_BYTES_MAX {
+            return false;
+        }
+        let sizes = self.index.run_sizes(*spot);
+        let (bytes, pairs) = sizes.iter().fold((0, 0), |all, run| (all.0 + run.0, all.1 + run.1));
+        let fewer = (bytes / BYTES_OF_A_RUN).max(pairs / PAIRS_OF_A_RUN);
+        FEWER * fewer <= sizes.len()
+    }
+
+    /// Appends a group, in as many runs as it takes for none to be long.
+    fn append_in_runs(
         &self,
         committer: &mut Committer,
         located: &Located,
         group: &RunWriter,
     ) -> Result<()> {
-        if group.count() <= PAIRS_OF_A_RUN as u64 && group.size_bytes() <= BYTES_OF_A_RUN {
-            return self.append_run(committer, located, group);
-        }
         let mut all = Vec::new();
         add_group(&mut all, Some(group));
         for piece in in_runs(&all) {
@@ -373,7 +397,6 @@ impl Flex {
         Ok(())
     }
 
-    /// An interval that takes no more.
     /// The size of an interval that is to be so long.
     pub(super) fn interval_size(&self, bytes: usize) -> Result<u32> {
         let size = u32::try_from(bytes).ok().filter(|size| *size <= INTERVAL_BYTES_MAX);
@@ -443,12 +466,14 @@ impl Flex {
 
     /// Looks at what stands between two marks, as far as it can be read.
     fn look_at(&self, offset: u64, size: usize) -> Result<Piece> {
-        let mut around = Around::read(&self.space, ROOT_BYTES + offset, size.min(PIECE_BYTES_MAX))?;
-        if around.bytes.len() < size {
-            around.holes.push(around.bytes.len()..size);
-        }
+        let read = |at: usize| {
+            let offset = ROOT_BYTES + offset + at as u64;
+            Around::read(&self.space, offset, (size - at).min(PIECE_BYTES_MAX))
+        };
+        let mut around = read(0)?;
         let anchor = around.anchor().map(<[u8]>::to_vec);
-        let whole = match around.holes.is_empty() && around.unread_end(&[]) == 0 {
+        let is_sound = around.bytes.len() == size && around.holes.is_empty();
+        let whole = match is_sound && around.unread_end(&[]) == 0 {
             true => parts(&around.bytes).ok().filter(|parts| parts.len() == 1),
             false => None,
         };
@@ -459,20 +484,34 @@ impl Flex {
             let last = keys.max().map(|key| key.to_vec());
             return Ok(Piece { is_refused: false, anchor, fresh, last });
         }
-        let size_in_index = u32::try_from(size).unwrap_or(u32::MAX);
-        let end = if around.bytes.len() < size { size } else { around.unread_end(&[]) };
-        let (mut tails, mut rest) = (Vec::new(), around.bytes.get(end..).unwrap_or_default());
-        let lapsing = lapsing_in(rest, 0).unwrap_or_default();
-        let mut before = rest.len();
-        while let Some(run) = take_whole(&mut rest) {
-            let size = u32::try_from(before - rest.len()).unwrap_or(u32::MAX);
-            tails.push(tail_of_run(size, run.pairs(), &self.hasher));
-            before = rest.len();
+        let (mut at, mut begins, mut is_refused) = (0, Begins::Base, false);
+        let (mut tail, mut runs, mut lapsing) = (Vec::new(), 1, Lapsing::default());
+        loop {
+            is_refused |= around.refused.is_some();
+            let is_last = at + around.bytes.len() == size;
+            let (end, next) = around.unread_in(&[], (begins, is_last));
+            if end > 0 {
+                (tail, runs, lapsing) = (Vec::new(), 1, Lapsing::default());
+            }
+            let mut rest = around.bytes.get(end..next).unwrap_or_default();
+            lapsing.add_all(&lapsing_in(rest, 0).unwrap_or_default());
+            let mut before = rest.len();
+            while let Some(run) = take_whole(&mut rest) {
+                let size = u32::try_from(before - rest.len()).unwrap_or(u32::MAX);
+                tail.extend(tail_of_run(size, run.pairs(), &self.hasher));
+                runs += 1;
+                before = rest.len();
+            }
+            begins = if end == around.bytes.len() { Begins::Lost } else { Begins::Run };
+            at += next;
+            if is_last || next == 0 {
+                break;
+            }
+            around = read(at)?;
         }
-        let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
-        let entry = Entry::unread(size_in_index, runs);
-        let fresh = Fresh { entry, tail: tails_of(tails.iter()), lapsing, ..Fresh::default() };
-        Ok(Piece { is_refused: around.refused.is_some(), anchor, fresh, last: None })
+        let entry = Entry::unread(u32::try_from(size).unwrap_or(u32::MAX), runs);
+        let fresh = Fresh { entry, tail, lapsing, ..Fresh::default() };
+        Ok(Piece { is_refused, anchor, fresh, last: None })
     }
 
     /// What the index is to know of an interval that was read; without its anchor.

@@ -192,6 +192,7 @@ impl Engine for Flex {
         let devices = [space.data, space.tree, space.log].into_iter().chain(self.wal.counters());
         Stats {
             items: self.index.pairs() + tables,
+            has_more_items: self.index.has_coarse(),
             live_bytes: space.data_bytes,
             capacity_bytes: self.capacity_bytes,
             segments: space.segments,

@@ -120,6 +120,7 @@ pub(super) struct Leaves {
     appended: u64,
     /// When the first bytes of them expire, and which snapshot is the first to let some go.
     lapsing_first: (u64, u64),
+    has_coarse: bool,
 }
 
 /// The first moment of these; the last one there is, if there is none.
@@ -136,6 +137,7 @@ impl Leaves {
         self.intervals += 1;
         fresh.entry.stamp = u32::try_from(self.intervals & u64::from(u32::MAX)).unwrap_or(0);
         self.pairs += u64::from(fresh.entry.known_pairs());
+        self.has_coarse |= fresh.entry.is_coarse();
         self.appended += fresh.entry.appended_bytes();
         let (expires, seen) = self.lapsing_first;
         let lapsing = &fresh.lapsing;
@@ -169,7 +171,8 @@ impl Default for Leaves {
     fn default() -> Self {
         let (whole, next) = (Vec::new(), Vec::new());
         let lapsing_first = (u64::MAX, u64::MAX);
-        Leaves { whole, next, intervals: 0, pairs: 0, appended: 0, lapsing_first }
+        let has_coarse = false;
+        Leaves { whole, next, intervals: 0, pairs: 0, appended: 0, lapsing_first, has_coarse }
     }
 }
 
@@ -184,7 +187,8 @@ impl FromIterator<Fresh> for Leaves {
 impl Index {
     /// An index of these intervals, which may keep so many bytes of them in memory.
     pub(super) fn new(found: Leaves, budget_bytes: u64, snapshots: Arc<Snapshots>) -> Self {
-        let Leaves { whole, intervals, pairs, appended, lapsing_first, .. } = found.finished();
+        let Leaves { whole, intervals, pairs, appended, lapsing_first, has_coarse, .. } =
+            found.finished();
         let (expires_first, seen_first) = lapsing_first;
         let (row, sums) = Row::new(whole);
         let size = AtomicU64::new(sums.total());
@@ -207,7 +211,7 @@ impl Index {
             expires_first: AtomicU64::new(expires_first),
             seen_first: AtomicU64::new(seen_first),
             snapshots,
-            has_coarse: AtomicBool::new(true),
+            has_coarse: AtomicBool::new(has_coarse),
         }
     }
 
@@ -379,7 +383,8 @@ impl Index {
             || self.seen_first.load(Ordering::Relaxed) < self.snapshots.oldest()
     }
 
-    /// Bytes that have lapsed by now and are still there, about. Nobody changes intervals meanwhile.
+    /// Bytes that have lapsed by now and are still there, about. Nobody changes intervals meanwhile, or what of them lapses first would
+    /// be forgotten: the committer's lock is held.
     pub(super) fn expired_bytes(&self, now: u64) -> u64 {
         if !self.has_expired(now) {
             return 0;

@@ -5,7 +5,7 @@
 //! is in the space before. It waits for nobody: not for the committer, which changes intervals one by one, each under
 //! the lock of its leaf for as long as it takes to put in what is ready (the paper's readers wait for 1,000 pairs, §5.3).
 
-use super::index::{Ahead, Intervals, Seen, USUAL, Worth, byte_of, tail_of};
+use super::index::{Ahead, Entry, Intervals, Seen, USUAL, Worth, byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
 use super::spare::{self, Spare};
 use super::{Flex, ROOT_BYTES};
@@ -251,7 +251,13 @@ impl Flex {
             )?;
             let Some(part) = part else {
                 // Nobody has looked inside.
-                let loaded = self.load(Some(key), false, Ahead::ONE, None)?;
+                let loaded = match self.load(Some(key), false, Ahead::ONE, None) {
+                    // Somebody has by now: it may stand behind what cannot be read.
+                    Err(error) if is_unread(&error) && !self.index.with(key, Entry::is_coarse) => {
+                        continue;
+                    }
+                    loaded => loaded?,
+                };
                 let first = loaded.intervals.first();
                 let pair = first.and_then(|interval| interval.get(key, print_of(hash), at));
                 return Ok(pair.and_then(|pair| look(pair.version, pair.content)));

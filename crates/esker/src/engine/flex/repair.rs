@@ -5,6 +5,9 @@
 //! and of others the pairs before the damage. Where a node is lost, runs are looked for in the data file to which nothing points any more.
 //! Large values that are damaged go, and the pairs that name them; so do those that no pair names any more.
 //!
+//! What a device refuses may be sound, and it may refuse it for ever: so it does not end the repair. An interval with such a block stays
+//! as it is, one that cannot be read, and a block in which nothing is known to be is passed over.
+//!
 //! What stood in a damaged part of an interval is not known by name. Keys that were written there, or deleted, may show an older value, or
 //! be gone.
 //!
@@ -206,6 +209,7 @@ impl Flex {
             }
         }
         let strays = strays.unwrap_or_default();
+        report.damaged_segments += strays.refused;
         // From the last one on, so that what one leaves to the one before it is there.
         for anchor in unread.iter().rev() {
             let located = self.index.locate(anchor);
@@ -215,12 +219,15 @@ impl Flex {
         }
         if is_of_all || is_too_much {
             let ranges = if is_of_all { vec![(Vec::new(), None)] } else { ranges };
-            report.records_moved += self.bring_back(&mut committer, &ranges)?;
+            let (moved, refused) = self.bring_back(&mut committer, &ranges)?;
+            report.records_moved += moved;
+            report.damaged_segments += refused;
         }
         Ok(())
     }
 
-    /// Writes an interval anew with what of it can be read, and strays; how many pairs that are.
+    /// Writes an interval anew with what of it can be read, and strays; how many pairs that are. None, if the device refuses some of it: what
+    /// comes back once it reads that again is not to be given up, and strays may be older.
     fn mend_interval(
         &self,
         committer: &mut Committer,
@@ -230,8 +237,12 @@ impl Flex {
         let (offset, size) = (ROOT_BYTES + located.offset, located.entry.size as usize);
         let around = Around::read(&self.space, offset, size)?;
         if let Some(error) = around.refused {
-            // What comes back once the device reads it again is not to be given up.
-            return Err(error);
+            // The first one may have lost its mark with a node: no open would find it.
+            if self.space.next_mark(offset)? != Some(offset) {
+                return Err(error);
+            }
+            self.note_unread(&error);
+            return Ok(0);
         }
         let is_within = |(key, ..): &Merged<'_>| {
             *key >= located.anchor[..]
@@ -265,9 +276,12 @@ impl Flex {
         loop {
             let committer = self.committer.lock();
             let located = self.locate(&from)?;
-            let interval = self.interval_of(&located)?;
-            for index in interval.visible(u64::MAX) {
-                let pair = interval.pair(index as usize);
+            let interval = self.readable(&located)?;
+            let visible = interval.iter().flat_map(|interval| {
+                let pair = |index| interval.pair(index as usize);
+                interval.visible(u64::MAX).into_iter().map(pair)
+            });
+            for pair in visible {
                 if let Content::Large(_, number, length) = pair.content
                     && !self.is_whole(number, length)?
                 {
@@ -313,6 +327,11 @@ impl Flex {
         }
         match self.visit_large(number, length, &mut |_| Ok(())) {
             Err(error) if error.kind() == ErrorKind::Corrupted => Ok(false),
+            // It may be, once the device reads it.
+            Err(error) if error.kind() == ErrorKind::Io => {
+                self.note_unread(&error);
+                Ok(true)
+            }
             is_there => is_there,
         }
     }

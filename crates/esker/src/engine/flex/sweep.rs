@@ -254,6 +254,7 @@ impl Flex {
             Some(at) => {
                 let (looked, _) = rest.expired;
                 if looked.is_zero() || now >= looked + LOOKS {
+                    let _committer = self.committer.lock();
                     rest.expired = (now, self.index.expired_bytes(self.clock.now()));
                 }
                 rest.at = self.sweep_at_rest(&at, rest.expired.1)?;

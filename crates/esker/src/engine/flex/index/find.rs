@@ -386,6 +386,11 @@ impl Index {
         tails::starts(leaf.tails.of(spot.index), leaf.entries[spot.index].size)
     }
 
+    /// Bytes and pairs of each run that was appended to an interval, if that is known.
+    pub(in crate::engine::flex) fn run_sizes(&self, spot: Spot) -> Vec<(usize, usize)> {
+        tails::sizes(self.row().leaf(spot.leaf).read().tails.of(spot.index)).collect()
+    }
+
     /// Everything about the interval behind `spot`.
     pub(in crate::engine::flex) fn next(&self, spot: Spot) -> Option<Located> {
         let row = self.row();

@@ -339,11 +339,11 @@ impl Leaf {
         self.entries[index].runs == 1 || !self.tails.of(index).is_empty()
     }
 
-    /// A run is about to be appended to an interval: what is known of it, if anything is.
+    /// A run is about to be appended to an interval: what is known of it.
     pub(super) fn note_run(&mut self, index: usize, known: &[u8]) {
-        match self.knows_runs(index) && !known.is_empty() {
-            true => self.tails.push(index, known),
-            false => self.tails.set(index, &[]),
+        // Of all runs, or of none (T1).
+        if self.knows_runs(index) {
+            self.tails.push(index, known);
         }
     }
 

@@ -3,12 +3,13 @@
 //!
 //! # Invariants
 //! - T1: of an interval either all appended runs are here, in their order, or none. Nobody knows then where they begin, and
-//!   who wants a pair reads all of them.
+//!   who wants a pair reads all of them. Where one of them cannot be read, that would take what is sound along: so a run may have any
+//!   size and any number of pairs, and none is given up because it has much.
 #![allow(clippy::indexing_slicing, reason = "as for the index")]
 
 use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
-use esker_format::flex_db::{Pairs, Run};
+use esker_format::flex_db::{Pairs, Run, varint};
 use std::ops::Range;
 
 /// The byte of a key's hash that is kept of it.
@@ -27,20 +28,23 @@ pub(in crate::engine::flex) struct Wanted {
     pub(in crate::engine::flex) run: usize,
 }
 
-/// What is kept of a run: its size, its number of pairs, a byte for each. `None` if that is too much: nobody knows.
-fn encode(size: u32, bytes_of_keys: &[u8]) -> Option<Vec<u8>> {
-    let size = u16::try_from(size).ok()?;
-    let (high, low) = ((size >> 8) as u8, (size & 255) as u8);
-    let count = u8::try_from(bytes_of_keys.len()).ok()?;
-    Some([&[high, low, count], bytes_of_keys].concat())
+/// What is kept of a run: its size, its number of pairs, a byte for each.
+fn encode(size: u32, bytes_of_keys: &[u8]) -> Vec<u8> {
+    let mut known = Vec::with_capacity(bytes_of_keys.len() + 5);
+    varint::put(&mut known, u64::from(size));
+    varint::put(&mut known, bytes_of_keys.len() as u64);
+    known.extend_from_slice(bytes_of_keys);
+    known
 }
 
 /// The inverse of [`encode`]: takes a run off the front.
+#[inline]
 fn take<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
-    let ([high, low, count], behind) = rest.split_first_chunk()?;
-    let (bytes, behind) = behind.split_at_checked(usize::from(*count))?;
+    let size = u32::try_from(varint::take(rest)?).ok()?;
+    let count = usize::try_from(varint::take(rest)?).ok()?;
+    let (bytes, behind) = rest.split_at_checked(count)?;
     *rest = behind;
-    Some((u32::from(*high) << 8 | u32::from(*low), bytes))
+    Some((size, bytes))
 }
 
 /// What is kept of a run of this size with these pairs.
@@ -51,7 +55,7 @@ pub(in crate::engine::flex) fn tail_of_run(
 ) -> Vec<u8> {
     let (mut bytes, mut buffer) = (Vec::with_capacity(16), Vec::new());
     pairs.for_each(|pair| bytes.push(byte_of(hasher.hash(pair.key.bytes(&mut buffer)))));
-    encode(size, &bytes).unwrap_or_default()
+    encode(size, &bytes)
 }
 
 /// What is kept of the appended runs of an interval with these bytes.
@@ -69,11 +73,7 @@ pub(in crate::engine::flex) fn tail_of(bytes: &[u8], hasher: &KeyHasher) -> Resu
         let before = rest.len();
         let run = Run::take(&mut rest, || true)?;
         let size = u32::try_from(before - rest.len()).map_err(|_| Flaw::Field("size"))?;
-        let known = tail_of_run(size, run.pairs(), hasher);
-        if known.is_empty() {
-            return Ok(known);
-        }
-        tail.extend(known);
+        tail.extend(tail_of_run(size, run.pairs(), hasher));
     }
     Ok(tail)
 }
@@ -98,27 +98,30 @@ pub(in crate::engine::flex) fn wanted(tail: &[u8], size: u32, byte: u8, below: u
 
 /// Where the appended runs begin in an interval of `size` bytes.
 pub(super) fn starts(tail: &[u8], size: u32) -> Vec<usize> {
-    let (mut rest, mut sizes) = (tail, Vec::new());
-    while let Some((size, _)) = take(&mut rest) {
-        sizes.push(size as usize);
-    }
-    let mut at = (size as usize).saturating_sub(sizes.iter().sum());
-    let mut start_of = |size| {
-        let start = at;
+    let all: usize = sizes(tail).map(|(size, _)| size).sum();
+    let mut at = (size as usize).saturating_sub(all);
+    let start_of = |(size, _)| {
         at += size;
-        start
+        at - size
     };
-    sizes.into_iter().map(&mut start_of).collect()
+    sizes(tail).map(start_of).collect()
 }
 
-/// Whether this may be known of an interval of so many bytes and runs: all of its appended runs (T1), or nothing.
+/// Bytes and pairs of each appended run.
+pub(super) fn sizes(mut tail: &[u8]) -> impl Iterator<Item = (usize, usize)> {
+    std::iter::from_fn(move || take(&mut tail).map(|(size, bytes)| (size as usize, bytes.len())))
+}
+
+/// Whether this may be known of an interval of so many bytes and runs, or more if it is as many as are counted: all of its appended
+/// runs (T1), or nothing.
 pub(in crate::engine::flex) fn is_tail_of(tail: &[u8], size: u32, runs: u64) -> bool {
-    let (mut rest, mut behind, mut number) = (tail, 0, 1);
+    let (mut rest, mut behind, mut number) = (tail, 0_u32, 1);
     while let Some((size, _)) = take(&mut rest) {
         number += 1;
-        behind += size;
+        behind = behind.saturating_add(size);
     }
-    tail.is_empty() || (rest.is_empty() && number == runs && behind < size)
+    let is_of_all = rest.is_empty() && number.min(u64::from(u8::MAX)) == runs && behind < size;
+    tail.is_empty() || is_of_all
 }
 
 /// What is known of all intervals of a leaf, one behind the other.
@@ -126,8 +129,11 @@ pub(in crate::engine::flex) fn is_tail_of(tail: &[u8], size: u32, runs: u64) -> 
 pub(super) struct Tails {
     bytes: Vec<u8>,
     /// Where that of each interval ends.
-    ends: Vec<u16>,
+    ends: Vec<u32>,
 }
+
+/// Most bytes of all: more than intervals have for which there is memory.
+const BYTES_MAX: usize = if cfg!(test) { u16::MAX as usize } else { u32::MAX as usize };
 
 /// Bytes that it makes room for when it is full.
 const GROWTH: usize = 64;
@@ -135,7 +141,7 @@ const GROWTH: usize = 64;
 impl Tails {
     fn range(&self, index: usize) -> Range<usize> {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        usize::from(start)..usize::from(self.ends[index])
+        start as usize..self.ends[index] as usize
     }
 
     /// Of interval `index`; empty if nothing is known, or there are none.
@@ -151,16 +157,16 @@ impl Tails {
     ) {
         let start = range.start.checked_sub(1).map_or(0, |before| self.ends[before]);
         let end = range.end.checked_sub(1).map_or(0, |before| self.ends[before]).max(start);
-        let gone = usize::from(end - start);
+        let gone = (end - start) as usize;
         let more: usize = tails.clone().map(<[u8]>::len).sum();
         // What does not fit is not known.
-        let fits = self.bytes.len() - gone + more <= usize::from(u16::MAX);
+        let fits = self.bytes.len() - gone + more <= BYTES_MAX;
         let known = |tail: &'t [u8]| if fits { tail } else { &[] };
         let mut at = start;
-        let ends: Vec<u16> = tails
+        let ends: Vec<u32> = tails
             .clone()
             .map(|tail| {
-                at += u16::try_from(known(tail).len()).unwrap_or(0);
+                at += u32::try_from(known(tail).len()).unwrap_or(0);
                 at
             })
             .collect();
@@ -168,7 +174,7 @@ impl Tails {
             self.bytes.reserve_exact(more + GROWTH);
         }
         let bytes = tails.flat_map(|tail| known(tail).iter().copied());
-        self.bytes.splice(usize::from(start)..usize::from(end), bytes);
+        self.bytes.splice(start as usize..end as usize, bytes);
         for later in &mut self.ends[range.end..] {
             *later = *later - end + at;
         }
@@ -182,9 +188,9 @@ impl Tails {
 
     /// Adds what is known of a run to that of interval `index`; nothing is known any more of that if it does not fit.
     pub(super) fn push(&mut self, index: usize, known: &[u8]) {
-        let (end, length) = (usize::from(self.ends[index]), self.bytes.len());
-        let Ok(more) = u16::try_from(known.len()) else { return self.set(index, &[]) };
-        if length + known.len() > usize::from(u16::MAX) {
+        let (end, length) = (self.ends[index] as usize, self.bytes.len());
+        let Ok(more) = u32::try_from(known.len()) else { return self.set(index, &[]) };
+        if length + known.len() > BYTES_MAX {
             return self.set(index, &[]);
         }
         if self.bytes.capacity() - length < known.len() {
@@ -197,7 +203,7 @@ impl Tails {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.bytes.capacity() + self.ends.capacity() * 2
+        self.bytes.capacity() + self.ends.capacity() * 4
     }
 }
 
@@ -219,7 +225,7 @@ mod tests {
                 let before: usize = model.iter().map(Vec::len).sum();
                 let gone: usize = model[start..end].iter().map(Vec::len).sum();
                 let more: usize = fresh.iter().map(Vec::len).sum();
-                let fits = before - gone + more <= usize::from(u16::MAX);
+                let fits = before - gone + more <= BYTES_MAX;
                 tails.splice(start..end, fresh.iter().map(Vec::as_slice));
                 let known = fresh.into_iter().map(|tail| if fits { tail } else { Vec::new() });
                 model.splice(start..end, known);
@@ -241,7 +247,7 @@ mod tests {
                 (rng.index(7), [u8::try_from(step % 251).unwrap(); 4].repeat(rng.index(40)));
             tails.push(index, &known);
             let all: usize = model.iter().map(Vec::len).sum();
-            if all + known.len() > usize::from(u16::MAX) {
+            if all + known.len() > BYTES_MAX {
                 model[index].clear();
                 forgotten += 1;
             } else {
@@ -255,8 +261,7 @@ mod tests {
     #[test]
     fn the_last_run_that_may_have_a_key_is_wanted_and_then_those_before() {
         let runs: [(u32, &[u8]); 4] = [(100, &[1, 2]), (65_000, &[2, 3]), (127, &[9]), (128, &[2])];
-        let tail: Vec<u8> =
-            runs.iter().flat_map(|(size, bytes)| encode(*size, bytes).unwrap()).collect();
+        let tail: Vec<u8> = runs.iter().flat_map(|(size, bytes)| encode(*size, bytes)).collect();
         let size = 5000 + 100 + 65_000 + 127 + 128;
         let at = |byte, below| wanted(&tail, size, byte, below);
         assert_eq!(at(2, usize::MAX), Wanted { at: size - 128, size: 128, run: 4 });
@@ -268,10 +273,20 @@ mod tests {
         assert_eq!(wanted(&[], 300, 2, usize::MAX), Wanted { at: 0, size: 300, run: 0 });
         assert!(is_tail_of(&tail, size, 5) && is_tail_of(&[], size, 9) && is_tail_of(&[], 0, 0));
         for (tail, size, runs) in
-            [(&*tail, size, 4), (&tail, size, 6), (&tail, size - 5000, 5), (&tail[1..], size, 5)]
+            [(&*tail, size, 4), (&tail, size, 6), (&tail, size - 5000, 5), (&tail[..9], size, 5)]
         {
             assert!(!is_tail_of(tail, size, runs), "{size} bytes, {runs} runs");
         }
-        assert_eq!((encode(1, &[0; 256]), encode(65_536, &[0])), (None, None), "nobody knows");
+    }
+
+    #[test]
+    fn a_run_may_have_any_size_and_number_of_pairs() {
+        for (size, count) in [(1, 1), (127, 128), (65_536, 1), (u32::MAX, 2), (3 << 30, 70_000)] {
+            let known = [encode(size, &vec![7; count]), encode(5, &[9])].concat();
+            assert_eq!(sizes(&known).collect::<Vec<_>>(), [(size as usize, count), (5, 1)]);
+        }
+        let many = encode(10, &[7]).repeat(300);
+        assert!(is_tail_of(&many, 5000, 255) && !is_tail_of(&many, 5000, 254));
+        assert!(!is_tail_of(&encode(u32::MAX, &[]).repeat(2), u32::MAX, 3));
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Strays {
     bytes: u64,
     /// All versions that were given are below.
     next_version: u64,
+    /// Blocks that the device refused, in which there may be more.
+    pub(super) refused: u64,
 }
 
 impl Strays {
@@ -103,22 +105,28 @@ impl Flex {
     ) -> Result<Option<Strays>> {
         let mut strays = Strays::below(self.wal.last_version() + 1);
         let mut is_too_much = false;
-        self.space.visit_stray(unread, &mut |piece| {
+        let refused = self.space.visit_stray(unread, &mut |piece| {
             if !is_too_much {
                 strays.search(piece, ranges);
                 is_too_much = strays.bytes > self.strays_max();
             }
             Ok(())
         })?;
+        strays.refused = refused;
         Ok((!is_too_much).then_some(strays))
     }
 
-    /// Brings pairs of keys in these ranges, which are in order, back from where nothing points any more, some at a time; how many.
-    pub(super) fn bring_back(&self, committer: &mut Committer, ranges: &[Keys]) -> Result<u64> {
+    /// Brings pairs of keys in these ranges, which are in order, back from where nothing points any more, some at a time: how many, and how
+    /// many blocks the device refused, in which there may be more.
+    pub(super) fn bring_back(
+        &self,
+        committer: &mut Committer,
+        ranges: &[Keys],
+    ) -> Result<(u64, u64)> {
         let next_version = self.wal.last_version() + 1;
         let mut strays = Strays::below(next_version);
         let mut count = 0;
-        self.space.visit_stray(&[], &mut |piece| {
+        let refused = self.space.visit_stray(&[], &mut |piece| {
             strays.search(piece, ranges);
             if strays.bytes > self.strays_max() {
                 let some = std::mem::replace(&mut strays, Strays::below(next_version));
@@ -127,10 +135,11 @@ impl Flex {
             Ok(())
         })?;
         count += self.put_back(committer, &strays)?;
-        Ok(count)
+        Ok((count, refused))
     }
 
-    /// Merges pairs into their intervals. Versions decide.
+    /// Merges pairs into their intervals. Versions decide; so nothing is brought to one that cannot be read, where what stands behind
+    /// counts as newer.
     fn put_back(&self, committer: &mut Committer, strays: &Strays) -> Result<u64> {
         let mut from: Option<Vec<u8>> = None;
         let mut count = 0;
@@ -140,6 +149,7 @@ impl Flex {
             let mut behind = behind.peekable();
             let Some((first, _)) = behind.peek() else { return Ok(count) };
             let located = self.locate(first)?;
+            let interval = self.readable(&located)?;
             let mut group = RunWriter::new(0);
             from = None;
             for (key, (version, alone)) in behind {
@@ -149,13 +159,15 @@ impl Flex {
                     from = Some(key.clone());
                     break;
                 }
-                for pair in alone.pairs() {
+                for pair in alone.pairs().filter(|_| interval.is_some()) {
                     count += u64::from(pair.content != Content::Delete);
                     group.push(&Pair { version: *version, ..pair });
                 }
             }
-            self.admit_as_is(group.size_bytes())?;
-            self.rewrite(committer, &located, Some(&group), None)?;
+            if let Some(interval) = interval {
+                self.admit_as_is(group.size_bytes())?;
+                self.rewrite_read(committer, &located, &interval, Some(&group), None)?;
+            }
             if from.is_none() {
                 return Ok(count);
             }

@@ -1,6 +1,11 @@
 //! When intervals are rewritten, on its own.
 
 use super::*;
+use crate::engine::Engine;
+use crate::options::{EngineKind, Options};
+use crate::value::{Attributes, PutOptions};
+use esker_base::clock::{Clock, ManualClock};
+use std::sync::Arc;
 
 const LEAVES: usize = 200;
 const LEAF: u64 = 100_000;
@@ -100,4 +105,35 @@ fn a_store_rests_when_little_comes_for_a_while() {
     rest.at = None;
     rest.note(2, 0, at(10));
     assert!(rest.at.is_some() && !rest.is_now(at(11)), "another table");
+}
+
+/// What a table brings meanwhile, and expires first, would be forgotten.
+#[test]
+fn nobody_adds_up_what_has_expired_while_a_table_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(1000));
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    options.testing.background = false;
+    options.clock = Arc::clone(&clock) as Arc<dyn Clock>;
+    let flex = Flex::open(&options).unwrap();
+    let attributes = Attributes { expires_at: Some(1005), ..Attributes::default() };
+    flex.put(b"key", b"value", PutOptions { attributes, ..PutOptions::default() }).unwrap();
+    flex.commit_all().unwrap();
+    clock.advance(Duration::from_secs(10));
+    // From here on only the first moment is known, until somebody looks at leaves.
+    flex.index.forget_lapsing(b"key");
+    let seen = (flex.tables().active.generation, 0, Duration::ZERO);
+    let mut rest = Rest { seen, at: Some(Vec::new()), ..Rest::default() };
+    let committer = flex.committer.lock();
+    std::thread::scope(|scope| {
+        let resting = scope.spawn(|| flex.rest(&mut rest));
+        esker_trt::sleep(Duration::from_millis(300));
+        let has_looked = !flex.index.has_expired(flex.clock.now());
+        drop(committer);
+        assert!(resting.join().unwrap().unwrap().is_some(), "it rested");
+        assert!(!has_looked, "while the committer had the intervals");
+        assert!(!flex.index.has_expired(flex.clock.now()), "and when it had not");
+    });
 }
