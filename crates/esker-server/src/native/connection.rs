@@ -15,7 +15,7 @@ use super::order::Order;
 use super::run::Told;
 use crate::budget::Share;
 use crate::counters::Counter;
-use crate::limits::ZERO_COPY_BYTES_MIN;
+use crate::limits::{OUTPUT_BYTES_MAX, ZERO_COPY_BYTES_MIN};
 use crate::output::Output;
 use crate::patience::{Progress, patiently, until_admitted};
 use crate::shared::Shared;
@@ -41,8 +41,8 @@ pub(super) struct Connection<D> {
     pub(super) duplex: D,
     /// Replies that nobody sends yet.
     output: RefCell<Output>,
-    /// How many replies these are, and the bytes that their requests hold.
-    replies: Cell<(u32, u64)>,
+    /// What sending them ends.
+    replies: Cell<Ending>,
     /// An empty one to go on with.
     spare: Cell<Output>,
     sending: Cell<bool>,
@@ -50,14 +50,26 @@ pub(super) struct Connection<D> {
     /// Requests in flight, and the bytes of values they hold (D2).
     in_flight: Cell<u32>,
     held_bytes: Cell<u64>,
+    /// Those of them that requests hold which read, or have.
+    read_bytes: Cell<u64>,
     /// Those of them that are backups.
     backups: Cell<u32>,
     /// Until when the client has to have said who it is; it may give commands if `None`.
     pub(super) to_say: Cell<Option<Duration>>,
     /// Which requests wait for which.
     pub(super) order: RefCell<Order>,
-    /// Something is in flight no more.
+    /// Something is in flight no more: for the session.
     room: Notify,
+    /// The same, for those who are to read.
+    room_to_read: Notify,
+}
+
+/// Requests that are in flight no more once their replies are sent, and what they hold: all of it, and what was held to read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ending {
+    requests: u32,
+    held_bytes: u64,
+    read_bytes: u64,
 }
 
 /// A request that is in flight; it is answered through this, or gone.
@@ -67,6 +79,8 @@ pub(super) struct Asked {
     pub(super) opcode: u8,
     /// Bytes of values that it may hold.
     pub(super) held_bytes: u64,
+    /// Whether it has begun to read values ([`Connection::begin_reading`]).
+    pub(super) reads: bool,
 }
 
 impl<D: Duplex> Connection<D> {
@@ -83,10 +97,12 @@ impl<D: Duplex> Connection<D> {
             broken: Cell::new(false),
             in_flight: Cell::new(0),
             held_bytes: Cell::new(0),
+            read_bytes: Cell::new(0),
             backups: Cell::new(0),
             to_say: Cell::new(to_say),
             order: RefCell::new(Order::new()),
             room: Notify::new(),
+            room_to_read: Notify::new(),
         }
     }
 
@@ -128,7 +144,33 @@ impl<D: Duplex> Connection<D> {
         self.held_bytes.set(self.held_bytes.get().saturating_add(held_bytes));
     }
 
-    fn end(&self, (requests, held_bytes): (u32, u64)) {
+    /// A request that has waited for those before it is about to read values, of `more` bytes than was foreseen. It waits until those that
+    /// read hold so little that all come to [`OUTPUT_BYTES_MAX`] at most, or nothing: these wait for nobody, so that nobody waits in a circle.
+    ///
+    /// # Errors
+    /// `Cancelled` at a shutdown.
+    pub(super) fn begin_reading(&self, asked: &mut Asked, more: u64) -> Result<()> {
+        let wanted = asked.held_bytes.saturating_add(more);
+        loop {
+            let read_bytes = self.read_bytes.get();
+            let fits = read_bytes.saturating_add(wanted) <= OUTPUT_BYTES_MAX;
+            if fits || read_bytes == 0 || wanted == 0 {
+                break;
+            }
+            self.send();
+            if self.read_bytes.get() == read_bytes {
+                self.room_to_read.wait()?;
+            }
+        }
+        self.held_bytes.set(self.held_bytes.get().saturating_add(more));
+        self.read_bytes.set(self.read_bytes.get().saturating_add(wanted));
+        (asked.held_bytes, asked.reads) = (wanted, true);
+        Ok(())
+    }
+
+    fn end(&self, ending: Ending) {
+        let Ending { requests, held_bytes, read_bytes } = ending;
+        self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
         let left = self.in_flight.get().saturating_sub(requests);
         self.in_flight.set(left);
         self.held_bytes.set(self.held_bytes.get().saturating_sub(held_bytes));
@@ -137,6 +179,9 @@ impl<D: Duplex> Connection<D> {
             self.shared.counters.shard(self.core).leave();
         }
         self.room.notify_one();
+        if read_bytes > 0 {
+            self.room_to_read.notify_all();
+        }
     }
 
     /// Waits until something is in flight no more. Only the session waits here.
@@ -150,8 +195,13 @@ impl<D: Duplex> Connection<D> {
 
     /// Appends the reply to `asked`; [`Connection::send`] sends it. `share` goes back when it is sent.
     pub(super) fn answer(&self, asked: Asked, told: Told, share: Option<Share>) {
-        let (count, held_bytes) = self.replies.get();
-        self.replies.set((count.saturating_add(1), held_bytes.saturating_add(asked.held_bytes)));
+        let before = self.replies.get();
+        let read_bytes = if asked.reads { asked.held_bytes } else { 0 };
+        self.replies.set(Ending {
+            requests: before.requests.saturating_add(1),
+            held_bytes: before.held_bytes.saturating_add(asked.held_bytes),
+            read_bytes: before.read_bytes.saturating_add(read_bytes),
+        });
         if self.broken.get() {
             return;
         }
@@ -185,7 +235,7 @@ impl<D: Duplex> Connection<D> {
 
     /// Sends all there is, unless somebody does. On return nothing is left, or somebody sends it.
     pub(super) fn send(&self) {
-        let nothing = self.replies.get().0 == 0 && self.output.borrow().is_empty();
+        let nothing = self.replies.get().requests == 0 && self.output.borrow().is_empty();
         if nothing || self.sending.get() {
             return;
         }
@@ -195,7 +245,7 @@ impl<D: Duplex> Connection<D> {
             let answered = self.replies.take();
             let mut batch = self.spare.take();
             std::mem::swap(&mut *self.output.borrow_mut(), &mut batch);
-            if answered.0 == 0 && batch.is_empty() {
+            if answered.requests == 0 && batch.is_empty() {
                 self.spare.set(batch);
                 break;
             }
@@ -216,12 +266,12 @@ impl<D: Duplex> Connection<D> {
     /// brings more replies: one write is cheaper than many, and no timer is needed.
     fn let_others_answer(&self) {
         for _ in 0..TURNS_MAX {
-            let replies = self.replies.get().0;
+            let replies = self.replies.get().requests;
             if self.in_flight.get() <= replies {
                 break;
             }
             esker_trt::yield_now();
-            if self.replies.get().0 == replies {
+            if self.replies.get().requests == replies {
                 break;
             }
         }

@@ -109,11 +109,14 @@ impl<D: Duplex + 'static> Job<D> {
             while wave.len() < MULTI_GET_READS
                 && let Some(key) = keys.peek()
             {
-                reading = reading.saturating_add(read_bytes(&self.connection.shared, key));
+                let left = charged.saturating_sub(reading);
+                let bytes = read_bytes(&self.connection.shared, key);
+                reading = reading.saturating_add(bytes);
                 if reading > charged && !(items.is_empty() && wave.is_empty()) {
                     break;
                 }
-                wave.push(self.begin(key));
+                // Of the first one some may not be charged: somebody else has made it longer by now.
+                wave.push(self.begin(key, bytes.min(left).saturating_sub(KEY_BYTES)));
                 keys.next();
             }
             if wave.is_empty() {
@@ -151,30 +154,29 @@ impl<D: Duplex + 'static> Job<D> {
         }
     }
 
-    /// Begins one read, as a task of its own if the core has a place for it.
-    fn begin(&self, key: &[u8]) -> Begun {
+    /// Begins one read, as a task of its own if the core has a place for it. So many bytes have been charged for the value.
+    fn begin(&self, key: &[u8], charged: u64) -> Begun {
         let shared = &self.connection.shared;
         match TaskPlace::take(shared, self.connection.core) {
             Some(place) => {
                 let (key, shared, core) = (key.to_vec(), shared.clone(), self.connection.core);
                 Begun::Task(esker_trt::spawn(move || {
                     let _place = place;
-                    read(&shared, core, &key)
+                    read(&shared, core, &key, charged)
                 }))
             }
-            None => Begun::Done(read(shared, self.connection.core, key)),
+            None => Begun::Done(read(shared, self.connection.core, key, charged)),
         }
     }
 }
 
-fn read(shared: &Arc<Shared>, core: usize, key: &[u8]) -> Read {
+/// Reads a value for which so many bytes have been charged; what it turns out to be more is taken here.
+fn read(shared: &Arc<Shared>, core: usize, key: &[u8], charged: u64) -> Read {
     let ground = shared.ground(core);
     ground.counters.add(Counter::CmdGet, 1);
-    // What the index says now has been charged; what it turns out to be more is taken here.
-    let foreseen = shared.store.read_size_bytes(key);
     let mut extra: Option<Share> = None;
     let value = shared.store.get_with(key, |bytes| {
-        let held = foreseen.saturating_add(extra.as_ref().map_or(0, Share::bytes));
+        let held = charged.saturating_add(extra.as_ref().map_or(0, Share::bytes));
         let more = bytes.saturating_sub(held);
         if more == 0 {
             return Ok(());

@@ -11,6 +11,7 @@ use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
 use super::multi::Found;
 use super::order::{Ticket, Waits};
+use super::session::held_bytes;
 use crate::backups::Turn;
 use crate::budget::Share;
 use crate::counters::Counter;
@@ -78,7 +79,8 @@ impl<D: Duplex + 'static> Job<D> {
     }
 
     fn execute(&mut self) -> Result<Told, Error> {
-        for earlier in std::mem::take(&mut self.waits) {
+        let waits = std::mem::take(&mut self.waits);
+        for earlier in &waits {
             earlier.wait()?;
         }
         self.connection.shared.flush_if_due(self.connection.core);
@@ -87,6 +89,9 @@ impl<D: Duplex + 'static> Job<D> {
             // It was one when it was admitted.
             return Ok(Told::Status(Status::Malformed));
         };
+        if matches!(request, Request::Get { .. } | Request::MultiGet(_)) {
+            self.hold_what_is_there(&request, !waits.is_empty())?;
+        }
         match request {
             Request::Get { key } => self.get(key),
             Request::MultiGet(keys) => self.multi_get(keys),
@@ -110,6 +115,16 @@ impl<D: Duplex + 'static> Job<D> {
             // The session answers these itself.
             Request::Ping | Request::Authenticate { .. } => Ok(Told::Status(Status::Ok)),
         }
+    }
+
+    /// What is about to be read may have become more since the request was admitted: by requests that it waited for. What others have made
+    /// longer is charged as it is read.
+    fn hold_what_is_there(&mut self, request: &Request<'_>, waited: bool) -> Result<(), Error> {
+        let held_bytes = if waited { held_bytes(&self.connection.shared, request) } else { 0 };
+        let more = held_bytes.saturating_sub(self.asked.held_bytes);
+        self.connection.begin_reading(&mut self.asked, more)?;
+        let grown = self.share.as_mut().is_none_or(|share| share.try_grow(more));
+        if grown { Ok(()) } else { Err(Error::new(ErrorKind::OutOfMemory, "read item")) }
     }
 
     fn backup(&mut self) -> Told {

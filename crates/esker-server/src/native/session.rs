@@ -297,7 +297,8 @@ impl<D: Duplex + 'static> Session<D> {
         while self.connection.in_flight() >= IN_FLIGHT_MAX {
             self.wait_for_room()?;
         }
-        let asked = Asked { id: header.id, opcode: header.opcode, held_bytes: 0 };
+        let (id, opcode) = (header.id, header.opcode);
+        let asked = Asked { id, opcode, held_bytes: 0, reads: false };
         self.connection.begin(0);
         self.connection.answer(asked, Told::Status(status), None);
         Ok(())
@@ -333,7 +334,7 @@ impl<D: Duplex + 'static> Session<D> {
             },
             _ => None,
         };
-        let held_bytes = self.held_bytes(&request);
+        let held_bytes = held_bytes(self.shared(), &request);
         let bytes = held_bytes.saturating_add(needed_bytes(&request, payload.len() as u64));
         let (share, counted) = body.map(KindShare::into_parts).unzip();
         let Some(share) = self.admit(held_bytes, bytes, share)? else {
@@ -351,7 +352,7 @@ impl<D: Duplex + 'static> Session<D> {
         }
         let job = Job {
             connection: self.connection.clone(),
-            asked: Asked { id: header.id, opcode: header.opcode, held_bytes },
+            asked: Asked { id: header.id, opcode: header.opcode, held_bytes, reads: false },
             payload,
             share: Some(share),
             _counted: counted,
@@ -382,16 +383,6 @@ impl<D: Duplex + 'static> Session<D> {
         }
         self.connection.to_say.set(None);
         Status::Ok
-    }
-
-    /// Bytes of values that a request may hold until its reply is sent.
-    fn held_bytes(&self, request: &Request<'_>) -> u64 {
-        match request {
-            Request::Get { key } => self.shared().store.read_size_bytes(key),
-            Request::MultiGet(keys) => charge(self.shared(), *keys, MULTI_GET_BYTES_MAX),
-            Request::Stats => STATS_BYTES,
-            _ => 0,
-        }
     }
 
     /// Waits until the connection has room for a request that holds `bytes`, `held_bytes` of them
@@ -433,6 +424,16 @@ impl<D: Duplex + 'static> Session<D> {
             }
             self.wait_for_room()?;
         }
+    }
+}
+
+/// Bytes of values that a request may hold until its reply is sent.
+pub(super) fn held_bytes(shared: &Shared, request: &Request<'_>) -> u64 {
+    match request {
+        Request::Get { key } => shared.store.read_size_bytes(key),
+        Request::MultiGet(keys) => charge(shared, *keys, MULTI_GET_BYTES_MAX),
+        Request::Stats => STATS_BYTES,
+        _ => 0,
     }
 }
 

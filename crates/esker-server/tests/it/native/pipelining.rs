@@ -6,8 +6,8 @@ use esker::Durability;
 use esker_base::clock::{Clock as _, SystemClock};
 use esker_base::rng::Rng;
 use esker_format::native::{
-    Attributes, Change, ChangeKind, Changes, Condition, Put, Request, Status, decode_version,
-    push_change,
+    Attributes, Change, ChangeKind, Changes, Condition, Keys, Put, Request, Status, decode_version,
+    push_change, push_key,
 };
 use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
 use esker_server::Limits;
@@ -259,6 +259,49 @@ fn a_client_that_never_reads_holds_no_more_than_one_connection_may() {
     assert!((0..1000).any(|_| held() > 1 << 20), "it asked for so much");
     let held = (0..50).map(|_| held()).max().expect("some");
     assert!(held < 8 << 20, "{held} bytes are held for one connection");
+}
+
+/// What a key holds is known only once the write before is done: requests are admitted while there is nothing.
+#[test]
+fn what_was_not_there_when_it_was_asked_for_is_held_no_more_than_other_values() {
+    let mut listed = Vec::new();
+    push_key(&mut listed, b"big").expect("a key");
+    let several = Request::MultiGet(Keys::decode(&listed).expect("keys"));
+    for (request, reads) in
+        [(get(b"big"), false), (get(b"big"), true), (several, false), (several, true)]
+    {
+        let mut options = SimBlockOptions::new(64 << 20, 1);
+        (options.record, options.latency_max) = (false, Duration::from_millis(200));
+        let device = Arc::new(SimBlock::new(options));
+        let server = TestServer::native_on_device(&device, Limits::default());
+        let mut other = Raw::connect(&server);
+        let free = free_bytes(&mut other);
+        let mut greedy = Raw::connect(&server);
+        let value = vec![b'v'; 1 << 20];
+        let mut frames = Vec::new();
+        greedy.push(&mut frames, &put(b"big", &value));
+        for _ in 0..100 {
+            greedy.push(&mut frames, &request);
+        }
+        greedy.send(&frames);
+        if reads {
+            let mut bytes = 0;
+            for _ in 0..101 {
+                let reply = greedy.receive().expect("a reply");
+                assert_eq!(reply.status, Status::Ok);
+                bytes += reply.payload.len();
+            }
+            assert!(bytes > 100 << 20, "{bytes}");
+            continue;
+        }
+        let mut held = || {
+            esker_trt::sleep(Duration::from_millis(10));
+            free.saturating_sub(free_bytes(&mut other))
+        };
+        assert!((0..1000).any(|_| held() > 2 << 20), "values are held, and charged");
+        let held = (0..50).map(|_| held()).max().expect("some");
+        assert!(held < 8 << 20, "{held} bytes are held for one connection");
+    }
 }
 
 #[test]
