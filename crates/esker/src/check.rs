@@ -5,6 +5,7 @@ use crate::engine::depot::repair::repair as repair_depot;
 use crate::engine::flat::repair::repair as repair_flat;
 use crate::engine::flex::FlexFiles;
 use crate::engine::flex::repair::repair as repair_flex;
+use crate::engine::refuse_others;
 use crate::options::{EngineKind, Options};
 use esker_base::Result;
 use esker_media::{BlockDevice, Pmem};
@@ -20,6 +21,8 @@ use std::sync::Arc;
 ///
 /// The capacity of a store of `flex` whose root is lost is `options.size_bytes` from then on, or what it takes, if that is more.
 ///
+/// The engine is [`Options::engine`], or the one whose store is there; a store of another one is refused.
+///
 /// With [`Options::read_only`] nothing is changed: the report says what a repair would do.
 ///
 /// Where damage hides what stood in it ([`RepairReport::damaged_segments`]), keys that were written or
@@ -31,12 +34,14 @@ use std::sync::Arc;
 /// it was; a store of `flex` may be refused then until it is repaired again.
 pub fn repair(options: &Options) -> Result<RepairReport> {
     let options = Options { create: false, format: false, ..options.clone() };
-    match options.engine_there() {
-        Some(EngineKind::FlatCceh | EngineKind::FlatMasstree) => {
+    let kind = options.engine.or(options.engine_there()).unwrap_or_default();
+    refuse_others(&options, kind, "repair store")?;
+    match kind {
+        EngineKind::FlatCceh | EngineKind::FlatMasstree => {
             repair_flat(&devices::open_memory(&options)?, &options)
         }
-        Some(EngineKind::Flex) => repair_flex(None, &options),
-        _ => repair_depot(devices::open(&options, None)?, &options),
+        EngineKind::Flex => repair_flex(None, &options),
+        EngineKind::Depot => repair_depot(devices::open(&options, None)?, &options),
     }
 }
 

@@ -258,3 +258,30 @@ fn a_sound_store_is_the_same_after_a_repair_with_its_versions() {
         }
     }
 }
+
+/// A file of any name holds a store of the engine that the options say, as for an open.
+#[test]
+fn a_store_in_a_file_of_its_own_is_repaired_as_what_it_was_opened_as() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.img");
+    std::fs::write(&path, vec![0; 16 << 20]).unwrap();
+    let mut options = Options::new(&path);
+    options.engine = Some(EngineKind::FlatCceh);
+    options.pmem_emulate = true;
+    options.size_bytes = 16 << 20;
+    let store = Store::open(&options).unwrap();
+    store.put(b"key", b"value").unwrap();
+    store.close().unwrap();
+    drop(store);
+    assert_eq!(repair(&options).unwrap().records, 1);
+    assert_eq!(Store::open(&options).unwrap().get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    // In a folder its files tell, and the options must agree.
+    let mut options = Options::new(folder.path().join("folder"));
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    Store::open(&options).unwrap().close().unwrap();
+    options.engine = Some(EngineKind::Depot);
+    assert_eq!(repair(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    options.engine = None;
+    assert_eq!(repair(&options).unwrap().damaged_segments, 0);
+}
