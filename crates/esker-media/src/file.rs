@@ -7,7 +7,9 @@
 //!
 //! # Invariants
 //! - I1: after a failed flush or durable write no later one succeeds until the device is opened
-//!   again (reliability F12): the kernel reports a write-back error once and then forgets it.
+//!   again (reliability F12): the kernel reports a write-back error once and then forgets it. In
+//!   direct mode that also holds of one that overlaps with it: none succeeds before all that were
+//!   in progress when it ended have told whether they failed (`progress`).
 //! - I2: in direct mode the kernel only ever sees aligned memory; a caller's misaligned buffer goes
 //!   through a bounce buffer of the pool.
 //! - I3: in buffered mode only one flush or durable write is in progress, because of two that
@@ -27,7 +29,8 @@ use crate::buffer::BufferPool;
 use crate::locked::LockedFile;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_trt::io::{self, WriteMode};
-use esker_trt::sync::Mutex;
+use esker_trt::sync::{Mutex, MutexGuard};
+use progress::{Entry, Progress};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -38,6 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 mod discard;
 pub mod durability;
 pub(crate) mod open;
+mod progress;
 
 pub use durability::{Backing, CacheMode, DurableWrites};
 
@@ -124,10 +128,20 @@ pub struct FileDevice {
     failed: AtomicBool,
     /// Held by the flush or durable write in progress, in buffered mode (I3).
     turns: Mutex<()>,
+    /// The flushes and durable writes in progress, in direct mode (I1).
+    progress: Progress,
     /// Held by who makes the file longer.
     growth: Mutex<()>,
     counters: AtomicCounters,
     pool: BufferPool,
+}
+
+/// What a flush or durable write has while it is in progress. One that fails says so in `failed` before it gives this back.
+enum Turn<'a> {
+    /// No other is (I3).
+    Alone(MutexGuard<'a, ()>),
+    /// Others may be (I1).
+    Beside(Entry<'a>),
 }
 
 impl FileDevice {
@@ -175,6 +189,7 @@ impl FileDevice {
             dsync_works: AtomicBool::new(true),
             failed: AtomicBool::new(false),
             turns: Mutex::new(()),
+            progress: Progress::default(),
             growth: Mutex::new(()),
             counters: AtomicCounters::default(),
             pool,
@@ -344,10 +359,31 @@ impl FileDevice {
         Ok(())
     }
 
+    /// Before a flush or durable write.
+    fn begin_durable(&self) -> Turn<'_> {
+        match self.is_direct() {
+            true => Turn::Beside(self.progress.enter()),
+            false => Turn::Alone(self.turns.lock()),
+        }
+    }
+
+    /// After a flush or durable write that the kernel says succeeded. Another may have failed meanwhile, and with it what
+    /// this one was to cover (I1).
+    fn end_durable(&self, operation: &'static str, turn: Turn<'_>) -> Result<()> {
+        let _alone = match turn {
+            Turn::Alone(guard) => Some(guard),
+            Turn::Beside(entry) => {
+                entry.leave_and_wait();
+                None
+            }
+        };
+        self.check_not_failed(operation)
+    }
+
     /// `fdatasync`; the first failure closes the device for good (I1).
     fn sync(&self) -> Result<()> {
         const OPERATION: &str = "flush device";
-        let _turn = (!self.is_direct()).then(|| self.turns.lock());
+        let turn = self.begin_durable();
         self.check_not_failed(OPERATION)?;
         self.counters.flush();
         let result = loop {
@@ -356,26 +392,32 @@ impl FileDevice {
                 result => break result,
             }
         };
+        #[cfg(test)]
+        let result = result.and_then(|()| tests::answered());
         result.map_err(|error| {
             self.failed.store(true, Ordering::Release);
             self.error(OPERATION, error)
         })?;
-        // Another flush may have failed meanwhile, and with it what this one was to cover.
-        self.check_not_failed(OPERATION)
+        self.end_durable(OPERATION, turn)
     }
 
     /// A write with `RWF_DSYNC`, or `None` if this kernel or file system does not know it.
     fn write_dsync(&self, offset: u64, bufs: &[IoSlice<'_>]) -> Option<Result<()>> {
+        const OPERATION: &str = "write device durably";
         if self.durable_writes != DurableWrites::Dsync || !self.dsync_works.load(Ordering::Relaxed)
         {
             return None;
         }
-        let _turn = (!self.is_direct()).then(|| self.turns.lock());
-        if let Err(error) = self.check_not_failed("write device durably") {
+        let turn = self.begin_durable();
+        if let Err(error) = self.check_not_failed(OPERATION) {
             return Some(Err(error));
         }
-        match self.write_any(offset, bufs, WriteMode::Durable) {
-            Ok(()) => Some(self.check_not_failed("write device durably")),
+        let result = self.write_any(offset, bufs, WriteMode::Durable);
+        #[cfg(test)]
+        let result = result
+            .and_then(|()| tests::answered().map_err(|error| self.error("write device", error)));
+        match result {
+            Ok(()) => Some(self.end_durable(OPERATION, turn)),
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 self.dsync_works.store(false, Ordering::Relaxed);
                 None

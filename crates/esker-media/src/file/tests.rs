@@ -2,12 +2,28 @@
 
 use super::*;
 use esker_base::SiteKind;
+use esker_trt::sync::Gate;
+use std::cell::RefCell;
 use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const WRITE: Site = Site::new("test.file.write", SiteKind::Write);
 const DURABLE: Site = Site::new("test.file.durable", SiteKind::DurableWrite);
 const FLUSH: Site = Site::new("test.file.flush", SiteKind::Flush);
 const READ: Site = Site::new("test.file.read", SiteKind::Read);
+
+thread_local! {
+    static ANSWERED: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// Called when the kernel has answered a flush or durable write, and nobody else knows. The first
+/// on a thread that has set something is refused after it.
+pub(super) fn answered() -> std::io::Result<()> {
+    let Some(what) = ANSWERED.take() else { return Ok(()) };
+    what();
+    Err(Errno::IO.into())
+}
 
 fn create(size_bytes: u64) -> OpenOptions {
     OpenOptions { create_size_bytes: Some(size_bytes), ..OpenOptions::default() }
@@ -254,6 +270,91 @@ fn flushes_and_durable_writes_from_many_threads_take_turns() {
         }
     });
     assert_eq!(device.counters().flushes, 80);
+}
+
+/// A device past the page cache; `None` where there is none.
+fn direct_device(path: &Path) -> Option<FileDevice> {
+    let options = OpenOptions { direct: Direct::Require, ..create(1 << 20) };
+    let device = FileDevice::open(path, options);
+    if let Err(error) = &device {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        eprintln!("skipped: no direct I/O here");
+    }
+    device.ok()
+}
+
+type Durable = fn(&FileDevice) -> Result<()>;
+
+/// Both ways to make something durable.
+const DURABLES: [Durable; 2] = [
+    |device| device.flush(FLUSH),
+    |device| device.write_durable_at(DURABLE, 4096, &[IoSlice::new(&[1; 4096])]),
+];
+
+#[test]
+fn what_overlaps_with_a_failed_flush_does_not_succeed_before_that_is_known() {
+    for (fails, overlaps) in DURABLES.iter().flat_map(|a| DURABLES.iter().map(move |b| (a, b))) {
+        let (_folder, path) = folder();
+        let Some(device) = direct_device(&path) else { return };
+        let (device, release) = (&device, Arc::new(Gate::new()));
+        std::thread::scope(|scope| {
+            let (refused, was_refused) = mpsc::channel();
+            let released = Arc::clone(&release);
+            let first = scope.spawn(move || {
+                let stop = move || {
+                    refused.send(()).unwrap();
+                    released.wait();
+                };
+                ANSWERED.set(Some(Box::new(stop)));
+                fails(device)
+            });
+            was_refused.recv().unwrap();
+            let (sender, result) = mpsc::channel();
+            scope.spawn(move || sender.send(overlaps(device)).unwrap());
+            let early = result.recv_timeout(Duration::from_millis(100));
+            release.open();
+            assert!(early.is_err(), "{early:?} while the other has not told of its failure");
+            assert_eq!(first.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+            let error = result.recv().unwrap().unwrap_err();
+            assert!(error.to_string().contains("an earlier flush failed"), "{error}");
+        });
+        assert_eq!(overlaps(device).unwrap_err().kind(), ErrorKind::Io);
+    }
+}
+
+#[test]
+fn a_task_that_waits_for_anothers_flush_lets_its_core_run_that() {
+    let (_folder, path) = folder();
+    let Some(device) = direct_device(&path) else { return };
+    let device = Arc::new(device);
+    let config = esker_trt::Config { cores: 1, ..esker_trt::Config::default() };
+    let runtime = esker_trt::Runtime::start(config).unwrap();
+    let (refused, release) = (Arc::new(Gate::new()), Arc::new(Gate::new()));
+    let first = {
+        let (device, refused, release) = (device.clone(), refused.clone(), release.clone());
+        runtime.spawn(move || {
+            let stop = move || {
+                refused.open();
+                release.wait();
+            };
+            ANSWERED.set(Some(Box::new(stop)));
+            device.flush(FLUSH)
+        })
+    };
+    let second = runtime.spawn(move || {
+        refused.wait();
+        let data = device.pool.get_zeroed(4096);
+        let other = esker_trt::spawn(move || {
+            esker_trt::sleep(Duration::from_millis(20));
+            release.open();
+        });
+        let result = device.write_durable_at(DURABLE, 4096, &[IoSlice::new(&data)]);
+        other.join().unwrap();
+        result
+    });
+    assert_eq!(first.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(second.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+    runtime.shutdown().unwrap();
 }
 
 #[test]

@@ -66,8 +66,10 @@ pub struct PmemFile {
     mode: PmemMode,
     instruction: FlushInstruction,
     file_system: &'static str,
-    /// Pages to sync at the next fence (`Msync` mode).
-    dirty: Mutex<BTreeSet<u64>>,
+    /// Pages to sync at the next fence (`Msync` mode), of `page_size_bytes` each.
+    pub(super) dirty: Mutex<BTreeSet<u64>>,
+    /// A page of this system: `msync` takes no less. Tests have others.
+    pub(super) page_size_bytes: u64,
     failed: AtomicBool,
     counters: AtomicPmemCounters,
     /// Locked while it is open; nothing else needs it after mapping.
@@ -160,6 +162,7 @@ impl PmemFile {
             instruction,
             file_system,
             dirty: Mutex::default(),
+            page_size_bytes: rustix::param::page_size() as u64,
             failed: AtomicBool::new(false),
             counters: AtomicPmemCounters::default(),
             fd: opened.fd,
@@ -192,9 +195,21 @@ impl PmemFile {
     /// Remembers the pages of a range for the next fence.
     fn note_dirty(&self, offset: u64, length: u64) {
         if self.mode == PmemMode::Msync && length > 0 {
-            let pages = offset / PAGE_SIZE_BYTES..=(offset + length - 1) / PAGE_SIZE_BYTES;
+            let pages =
+                offset / self.page_size_bytes..=(offset + length - 1) / self.page_size_bytes;
             self.dirty.lock().extend(pages);
         }
+    }
+
+    /// Offsets and lengths of all dirty pages, neighbours together. The last page may end behind the memory.
+    pub(super) fn dirty_ranges(&self, dirty: &BTreeSet<u64>) -> Vec<(u64, u64)> {
+        let pages: Vec<u64> = dirty.iter().copied().collect();
+        let ranges = pages.chunk_by(|a, b| a + 1 == *b).filter_map(|run| {
+            let start = run.first()? * self.page_size_bytes;
+            let end = start + run.len() as u64 * self.page_size_bytes;
+            Some((start, end.min(self.size_bytes) - start))
+        });
+        ranges.collect()
     }
 
     /// Syncs all dirty pages, neighbours together. Under the lock: a fence must not return while
@@ -207,10 +222,7 @@ impl PmemFile {
                 .device(&self.name)
                 .context("an earlier sync failed; open the file again"));
         }
-        let pages: Vec<u64> = std::mem::take(&mut *dirty).into_iter().collect();
-        for run in pages.chunk_by(|a, b| a + 1 == *b) {
-            let Some(first) = run.first() else { continue };
-            let (offset, length) = (first * PAGE_SIZE_BYTES, run.len() as u64 * PAGE_SIZE_BYTES);
+        for (offset, length) in self.dirty_ranges(&std::mem::take(&mut *dirty)) {
             self.mapping.sync(index(offset), index(length)).map_err(|errno| {
                 self.failed.store(true, Ordering::Release);
                 Error::io(OPERATION, errno.into()).device(&self.name).at(offset, length)

@@ -49,6 +49,33 @@ fn stores_of_any_alignment_read_back_and_survive_a_reopen() {
 }
 
 #[test]
+fn a_fence_syncs_whole_pages_of_the_system_up_to_the_end() {
+    let (_folder, path) = folder();
+    let size_bytes = 200 << 10;
+    let options = PmemOptions { create_size_bytes: Some(size_bytes), ..PmemOptions::default() };
+    let mut memory = match PmemFile::open(&path, options) {
+        Ok(memory) if memory.mode() == PmemMode::Msync => memory,
+        other => {
+            eprintln!("skipped: no file here that is mapped without DAX: {other:?}");
+            return;
+        }
+    };
+    memory.page_size_bytes = 64 << 10;
+    // In the second half of a page; over the end of another; in the last, which is cut short.
+    for (offset, length, ranges) in [
+        (40 << 10, 8, vec![(0, 64 << 10)]),
+        ((128 << 10) - 4, 8, vec![(64 << 10, 128 << 10)]),
+        (size_bytes - 8, 8, vec![(192 << 10, 8 << 10)]),
+    ] {
+        memory.store(STORE, offset, &[7; 8][..length]).unwrap();
+        memory.flush(FLUSH, offset, length as u64).unwrap();
+        assert_eq!(memory.dirty_ranges(&memory.dirty.lock()), ranges, "{offset}");
+        memory.fence(FENCE).unwrap();
+        assert!(memory.dirty.lock().is_empty());
+    }
+}
+
+#[test]
 fn ranges_of_any_alignment_are_read_up_to_the_ends() {
     let (_folder, path) = folder();
     let memory = PmemFile::open(&path, options(true)).unwrap();

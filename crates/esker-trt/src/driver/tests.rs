@@ -1,7 +1,13 @@
 //! What drivers share.
 
-use crate::driver::{ROUND_TASKS_MAX, Round, epoll, pack, unpack};
+use crate::driver::uring::Uring;
+use crate::driver::{ROUND_TASKS_MAX, Round, Wait, epoll, pack, unpack};
 use crate::sockets::{Readiness, SocketKey};
+use crate::wake::{Mailbox, Message};
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::ids::CoreId;
+use rustix::event::{EventfdFlags, eventfd};
+use std::time::Duration;
 
 #[test]
 fn keys_survive_the_kernel() {
@@ -33,4 +39,36 @@ fn rounds_are_short_only_while_requests_are_in_flight() {
     assert_eq!(lengths, [2, 4, 8, 2, 4]);
     (0..100).for_each(|_| round.looked(false));
     assert_eq!(round.tasks(), ROUND_TASKS_MAX);
+}
+
+/// A mailbox, and a ring of one entry, which the watch of the mailbox fills; `None` where there is no io_uring.
+fn full_ring() -> Option<(Mailbox, Uring)> {
+    let roused = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let mailbox = Mailbox::new(CoreId(0), Some(roused));
+    match Uring::new(1, &mailbox) {
+        Ok(ring) => Some((mailbox, ring)),
+        Err(error) => {
+            eprintln!("skipped: no io_uring here: {error}");
+            None
+        }
+    }
+}
+
+/// How long the ring waits for at most five seconds.
+fn waits(ring: &mut Uring) -> Duration {
+    let before = SystemClock.monotonic();
+    let end = before + Duration::from_secs(5);
+    let end_ns = u64::try_from(end.as_nanos()).unwrap();
+    ring.poll(Wait::Until(Some(end_ns)), &mut Vec::new()).unwrap();
+    SystemClock.monotonic() - before
+}
+
+#[test]
+fn mail_heard_of_while_a_full_queue_is_handed_over_ends_the_wait() {
+    let Some((mailbox, mut ring)) = full_ring() else { return };
+    mailbox.sleep.announce();
+    mailbox.post(Message::Look);
+    // The timer of the wait needs the entry; to hand the watch over tells of the mail.
+    let waited = waits(&mut ring);
+    assert!(waited < Duration::from_secs(1), "{waited:?}");
 }

@@ -57,6 +57,8 @@ pub(crate) struct Uring {
     early: Vec<Event>,
     /// The kernel ended the watch of the mailbox.
     mailbox_ended: bool,
+    /// Since the last look began, the mailbox's eventfd has told of a message: it does not tell twice.
+    mail_heard: bool,
     /// The ring as `io_uring_enter` is told of it, and the flag that says how.
     enter_as: (RawFd, u32),
     /// Timeout requests in flight, the earliest last.
@@ -97,6 +99,7 @@ impl Uring {
             words,
             early: Vec::new(),
             mailbox_ended: false,
+            mail_heard: false,
             timers: Vec::new(),
             timer_sequence: 0,
             timer_limit: Box::default(),
@@ -257,13 +260,20 @@ impl Uring {
     }
 
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        // What was heard before, the core has looked for since.
+        self.mail_heard = false;
+        if self.mailbox_ended {
+            self.mailbox_ended = false;
+            self.arm_mailbox();
+        }
         match wait {
             Wait::Until(at_ns) if self.early.is_empty() && self.ring.completion().is_empty() => {
                 if let Some(at_ns) = at_ns {
                     self.arm_timer(at_ns);
                 }
-                // To arm it may have taken room in a full queue, and with that what was done meanwhile.
-                let waits = self.early.is_empty();
+                // To arm it may have taken room in a full queue, and with that what was done meanwhile: events, or
+                // the word that there is mail, which leaves none.
+                let waits = self.early.is_empty() && !self.mail_heard;
                 if waits && self.in_flight >= YIELD_IN_FLIGHT_MIN {
                     self.enter(0)?;
                     std::thread::yield_now();
@@ -283,10 +293,6 @@ impl Uring {
         events.append(&mut self.early);
         self.reap(events);
         self.round.looked(self.in_flight > 0);
-        if self.mailbox_ended {
-            self.mailbox_ended = false;
-            self.arm_mailbox();
-        }
         Ok(())
     }
 
@@ -315,7 +321,10 @@ impl Uring {
                     self.timers.retain(|timer| timer.sequence != key.generation);
                     events.push(Event::Timer);
                 }
-                TAG_MAIL => self.mailbox_ended |= !cqueue::more(completion.flags()),
+                TAG_MAIL => {
+                    self.mail_heard = true;
+                    self.mailbox_ended |= !cqueue::more(completion.flags());
+                }
                 _ => {}
             }
         }
