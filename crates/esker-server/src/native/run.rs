@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //! - J1: a job is answered exactly once: by its end, or, if its task panics or never began, by its
-//!   drop. Its ticket is marked before that, so that nobody waits for it for ever.
+//!   drop. Its ticket is marked before that, so that nobody waits for it for ever; if it ends before those that it had to
+//!   wait for, its ticket waits for them in its place.
 //!
 //! # Failure
 //! Clients hear the kind of a failure of the store; device, offset and cause go to the log.
@@ -68,7 +69,7 @@ impl<D: Duplex + 'static> Job<D> {
 
     fn answer(&mut self, told: Told) {
         self.answered = true;
-        self.ticket.mark();
+        self.ticket.mark_after(&std::mem::take(&mut self.waits));
         if self.asked.opcode == Opcode::Backup as u8 {
             self.connection.end_backup();
         }
@@ -78,9 +79,11 @@ impl<D: Duplex + 'static> Job<D> {
     }
 
     fn execute(&mut self) -> Result<Told, Error> {
-        for earlier in std::mem::take(&mut self.waits) {
+        while let Some(earlier) = self.waits.last() {
             earlier.wait()?;
+            self.waits.pop();
         }
+        self.waits = Waits::new();
         self.connection.shared.flush_if_due(self.connection.core);
         let payload = std::mem::take(&mut self.payload);
         let Ok(request) = Request::decode(self.asked.opcode, &payload) else {
