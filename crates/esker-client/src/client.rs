@@ -347,7 +347,7 @@ impl Client {
     fn streams(&self) -> Result<Arc<Streams>> {
         let mut link = self.0.link.lock();
         if let Some(streams) = &link.streams
-            && !streams.is_broken()
+            && !streams.give_up_if_broken()
         {
             return Ok(streams.clone());
         }

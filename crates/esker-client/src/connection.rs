@@ -144,6 +144,11 @@ impl Connection {
         self.state.lock().broken.is_some()
     }
 
+    /// What it broke with, if it can no longer be used.
+    pub(crate) fn why_broken(&self) -> Option<esker_base::Error> {
+        self.state.lock().broken.clone()
+    }
+
     /// Whether a request would be appended at once.
     pub(crate) fn has_room(&self) -> bool {
         let state = self.state.lock();
@@ -384,12 +389,13 @@ impl Connection {
     }
 
     /// Breaks the connection: all who wait learn it (C3).
-    fn break_off(&self, cause: esker_base::Error) {
-        self.socket.shut_down();
+    pub(crate) fn break_off(&self, cause: esker_base::Error) {
         let mut state = self.state.lock();
         if state.broken.is_some() {
             return;
         }
+        // Under the lock, or the reader, who then finds the end, would say that the server has closed it.
+        self.socket.shut_down();
         let offered = self.offered.load(Ordering::SeqCst);
         state.table.fail_all(offered, &cause);
         state.broken = Some(cause);

@@ -5,9 +5,12 @@
 //! - S1: requests on one key go to one core, so they take effect in the order in which they were submitted.
 //! - S2: a request that concerns several keys goes to the first core after all that were submitted before it are
 //!   answered, and whatever is submitted after it to another core waits for its answer; of a backup it does not.
+//! - S3: with a stream that breaks the others are given up before anything is submitted to new ones: what waits here to
+//!   be sent does not take effect after what was submitted later.
 //!
 //! # Failure
-//! The streams of a server break together: with one of them the others are given up.
+//! What was submitted to a stream that did not break may still be answered, until somebody submits anything else. Then all
+//! fail with what the first one broke with, each with its own fate.
 
 use crate::address::Address;
 use crate::connection::{Connection, Handle, Submitted};
@@ -43,6 +46,15 @@ impl Streams {
 
     pub(crate) fn is_broken(&self) -> bool {
         self.all().any(|handle| handle.0.is_broken())
+    }
+
+    /// Gives up all streams if one is broken (S3); says whether one is.
+    pub(crate) fn give_up_if_broken(&self) -> bool {
+        let cause = self.all().find_map(|handle| handle.0.why_broken());
+        if let Some(cause) = &cause {
+            self.all().for_each(|handle| handle.0.break_off(cause.clone()));
+        }
+        cause.is_some()
     }
 
     /// Whether a request that concerns several keys would be submitted at once.

@@ -138,7 +138,7 @@ impl Output {
                     sent => rest = rest.get(sent..).unwrap_or_default(),
                 }
             }
-            self.clear();
+            self.all_sent();
             return Ok(total);
         }
         let mut slices = Vec::with_capacity(self.pieces.len());
@@ -164,24 +164,33 @@ impl Output {
                 sent => IoSlice::advance_slices(&mut rest, sent),
             }
         }
-        self.clear();
+        self.all_sent();
         Ok(total)
     }
 
-    /// Forgets everything.
+    /// Forgets everything, sent or not, and gives back the memory that was taken for it.
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.text.clear();
         self.text.shrink_to(TEXT_BYTES_KEPT);
         self.value_bytes = 0;
-        self.sent = self.copied.take();
+        self.copied = None;
         self.copied_bytes = 0;
+        self.sent = None;
+    }
+
+    /// Forgets what was sent, but keeps what was taken for its text for [`Output::take_sent`].
+    fn all_sent(&mut self) {
+        let sent = self.copied.take();
+        self.clear();
+        self.sent = sent;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
     use esker::{Options, Store};
 
     fn value(bytes: &[u8]) -> Value {
@@ -243,5 +252,27 @@ mod tests {
         output.push(b"a");
         let error = output.send(|_| Ok(0)).expect_err("nothing was taken");
         assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
+    }
+
+    #[test]
+    fn memory_of_replies_that_were_sent_can_be_taken_back_and_that_of_others_is_given_back() {
+        let budget = Budget::new(100);
+        let replies = || {
+            let mut output = Output::default();
+            output.push_copy(b"copied", budget.try_take(12));
+            output.push_value(value(b"value"), 5, budget.try_take(5));
+            assert_eq!(budget.free_bytes(), 83);
+            output
+        };
+        let mut sent = replies();
+        let all = |slices: &[IoSlice<'_>]| Ok(slices.iter().map(|slice| slice.len()).sum());
+        assert_eq!(sent.send(all).expect("never fails"), 11);
+        assert_eq!(budget.free_bytes(), 88);
+        assert_eq!(sent.take_sent().map(|share| share.bytes()), Some(12));
+        let mut unsent = replies();
+        unsent.send(|_| Err(std::io::ErrorKind::BrokenPipe.into())).expect_err("a failure");
+        // As a native connection does that has failed.
+        unsent.clear();
+        assert_eq!(budget.free_bytes(), 100);
     }
 }

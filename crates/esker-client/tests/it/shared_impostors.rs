@@ -2,9 +2,14 @@
 
 use crate::harness::{PATIENCE, impatient};
 use crate::impostors::{HELLO, frame};
-use esker_client::{Client, ErrorKind as NoAnswer, Fate, Options};
-use esker_format::native::{CLIENT_HELLO_SIZE, FRAME_HEADER_SIZE, FrameHeader, Opcode, Status};
+use esker_client::{
+    Attributes, Client, Condition, ErrorKind as NoAnswer, Fate, Options, Outcome, Pending, Version,
+};
+use esker_format::native::{
+    CLIENT_HELLO_SIZE, FRAME_HEADER_SIZE, FrameHeader, Opcode, Status, encode_version,
+};
 use esker_shm::{Endpoint, Reader, Writer};
+use parking_lot::Mutex;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -45,7 +50,9 @@ impl Core {
     fn answer(&mut self, id: u32, opcode: u8) {
         let opcode = Opcode::from_number(opcode).expect("known");
         let status = if opcode == Opcode::Get { Status::KeyMissing } else { Status::Ok };
-        self.write_all(&frame(id, opcode, status, b"")).expect("send");
+        let version = encode_version(Version(1));
+        let payload: &[u8] = if opcode == Opcode::Put { &version } else { b"" };
+        self.write_all(&frame(id, opcode, status, payload)).expect("send");
     }
 }
 
@@ -76,6 +83,12 @@ impl Write for Core {
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
+}
+
+/// A key of one of two cores.
+fn key_of(core: u64) -> [u8; 8] {
+    let mut keys = (0_u64..).map(u64::to_be_bytes);
+    keys.find(|key| xxh3_64(key) % 2 == core).expect("half of all")
 }
 
 #[test]
@@ -123,10 +136,6 @@ fn a_core_that_always_has_something_to_do_keeps_nobody_from_the_others() {
     let address = format!("shm://{}", path.display()).parse().expect("address");
     let options = Options { request_timeout: PATIENCE / 10, ..impatient() };
     let client = Client::new(address, options);
-    let key_of = |core: u64| {
-        let mut keys = (0_u64..).map(u64::to_be_bytes);
-        keys.find(|key| xxh3_64(key) % 2 == core).expect("half of all")
-    };
     let (busy, other) = (key_of(0), key_of(1));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -170,4 +179,52 @@ fn a_core_that_always_has_something_to_do_keeps_nobody_from_the_others() {
         drop(client);
         assert!(asked.is_ok(), "{asked:?}");
     });
+}
+
+/// What waits in one stream would else take effect after what is submitted later, on the streams that are opened once
+/// another one broke.
+#[test]
+fn with_a_stream_that_breaks_what_waits_in_the_others_is_not_sent() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let options = Options { request_timeout: Duration::from_millis(300), ..impatient() };
+    let client = Client::new(address, options);
+    let (silent, other) = (key_of(0), key_of(1));
+    let seen = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let seen = &seen;
+        scope.spawn(move || {
+            for set in 0..2 {
+                let socket = listener.accept().expect("a connection").0;
+                let mut endpoints =
+                    esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
+                let mut other = Core::new(endpoints.pop().expect("the second core"));
+                let mut first = Core::new(endpoints.pop().expect("the first core"));
+                first.greet();
+                other.greet();
+                // The first core takes what comes, and says nothing.
+                scope.spawn(move || while first.next().is_some() {});
+                scope.spawn(move || {
+                    while let Some((id, opcode)) = other.next() {
+                        seen.lock().push((set, opcode));
+                        other.answer(id, opcode);
+                    }
+                });
+            }
+        });
+        let put =
+            |value| client.submit_put(&other, value, Attributes::default(), Condition::Always);
+        let earlier = put(b"earlier").expect("submit");
+        let error = client.get(&silent).expect_err("silence");
+        assert_eq!((error.fate(), error.kind()), (Fate::Unknown, NoAnswer::Timeout), "{error}");
+        let later = put(b"later").and_then(Pending::wait);
+        let earlier = earlier.wait();
+        drop(client);
+        assert!(matches!(later, Ok(Outcome::Stored(_))), "{later:?}");
+        let error = earlier.expect_err("given up");
+        assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout), "{error}");
+    });
+    assert_eq!(*seen.lock(), [(1, Opcode::Put as u8)]);
 }

@@ -39,6 +39,8 @@ mod run;
 mod session;
 pub(crate) mod shm;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use duplex::Duplex;

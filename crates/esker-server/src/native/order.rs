@@ -2,19 +2,20 @@
 //!
 //! Each request gets a [`Ticket`], which its task marks when its effect has taken place (a backup, when it begins),
 //! and the tickets of those it has to wait for. Keys are told apart by their hashes: two keys with one hash
-//! wait for each other without need, and nothing else comes of it.
+//! wait for each other without need, and nothing else comes of it. Who waits for a request relies on that it has waited itself: one
+//! that never runs leaves its ticket behind, which is marked once all that it had to wait for are.
 //!
 //! # Invariants
 //! - K1: a request waits only for requests that were admitted before it, so that nobody waits in a
 //!   circle.
-//! - K2: what is remembered is bounded by the requests in flight and their keys: marked tickets are
+//! - K2: what is remembered is bounded by the requests in flight, those that never ran meanwhile, and their keys: marked tickets are
 //!   thrown out each time that their number may have doubled, from the list of each key, too. Room for many goes with them, and when
 //!   nothing is in flight. A request with more than [`KEYS_MAX`] keys waits for all, and all that come later for it, instead of being
 //!   remembered by its keys.
 
 use esker_base::{Error, ErrorKind, Result};
 use esker_trt::local::Notify;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
@@ -37,6 +38,10 @@ const ROOM_MIN: usize = 4 * PRUNE_MIN;
 pub(super) struct Ticket {
     done: Cell<bool>,
     waiters: Notify,
+    /// Of a request that never ran: how many of those it had to wait for are not marked.
+    unmarked: Cell<usize>,
+    /// Tickets of requests that never ran, to be marked after this one.
+    behind: RefCell<Waits>,
 }
 
 impl Ticket {
@@ -44,6 +49,28 @@ impl Ticket {
     pub(super) fn mark(&self) {
         self.done.set(true);
         self.waiters.notify_all();
+        // One after the other, however many stand in a row.
+        let mut behind = self.behind.take();
+        while let Some(next) = behind.pop() {
+            let unmarked = next.unmarked.get().saturating_sub(1);
+            next.unmarked.set(unmarked);
+            if unmarked == 0 {
+                next.done.set(true);
+                next.waiters.notify_all();
+                behind.append(&mut next.behind.borrow_mut());
+            }
+        }
+    }
+
+    /// The effect never takes place, or has: it is marked once all of `earlier` are. Until then those that wait for this one
+    /// would overtake them.
+    pub(super) fn mark_after(self: &Rc<Self>, earlier: &[Rc<Ticket>]) {
+        let unmarked = || earlier.iter().filter(|earlier| !earlier.done.get());
+        self.unmarked.set(unmarked().count());
+        if self.unmarked.get() == 0 {
+            return self.mark();
+        }
+        unmarked().for_each(|earlier| earlier.behind.borrow_mut().push(self.clone()));
     }
 
     /// Waits until it is marked.
@@ -337,6 +364,28 @@ mod tests {
         assert!(waits_for(&waits, &[&one, &two, &after, &other]));
         let (_, waits) = order.line_up(Access::Read(&[1]));
         assert!(waits_for(&waits, &[&between]));
+    }
+
+    #[test]
+    fn a_request_that_never_ran_lets_nobody_overtake_what_it_had_to_wait_for() {
+        let mut order = Order::new();
+        let (first, _) = order.line_up(Access::Write(&[1]));
+        let (other, _) = order.line_up(Access::Write(&[2]));
+        let mut never = Vec::new();
+        for _ in 0..100_000 {
+            let (ticket, waits) = order.line_up(Access::Write(&[1, 2]));
+            ticket.mark_after(&waits);
+            never.push(ticket);
+        }
+        let (_, waits) = order.line_up(Access::Read(&[1]));
+        assert!(waits_for(&waits, &[&never[never.len() - 1]]));
+        first.mark();
+        let (_, waits) = order.line_up(Access::Read(&[1]));
+        assert!(waits_for(&waits, &[&never[never.len() - 1]]), "it had to wait for both");
+        other.mark();
+        assert!(never.iter().all(|ticket| ticket.done.get()));
+        let (_, waits) = order.line_up(Access::Read(&[1, 2]));
+        assert!(waits.is_empty());
     }
 
     #[test]

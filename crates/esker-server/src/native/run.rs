@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //! - J1: a job is answered exactly once: by its end, or, if its task panics or never began, by its
-//!   drop. Its ticket is marked before that, so that nobody waits for it for ever.
+//!   drop. Its ticket is marked before that, so that nobody waits for it for ever; if it ends before those that it had to
+//!   wait for, its ticket waits for them in its place.
 //!
 //! # Failure
 //! Clients hear the kind of a failure of the store; device, offset and cause go to the log.
@@ -69,7 +70,7 @@ impl<D: Duplex + 'static> Job<D> {
 
     fn answer(&mut self, told: Told) {
         self.answered = true;
-        self.ticket.mark();
+        self.ticket.mark_after(&std::mem::take(&mut self.waits));
         if self.asked.opcode == Opcode::Backup as u8 {
             self.connection.end_backup();
         }
@@ -79,10 +80,12 @@ impl<D: Duplex + 'static> Job<D> {
     }
 
     fn execute(&mut self) -> Result<Told, Error> {
-        let waits = std::mem::take(&mut self.waits);
-        for earlier in &waits {
+        let waited = !self.waits.is_empty();
+        while let Some(earlier) = self.waits.last() {
             earlier.wait()?;
+            self.waits.pop();
         }
+        self.waits = Waits::new();
         self.connection.shared.flush_if_due(self.connection.core);
         let payload = std::mem::take(&mut self.payload);
         let Ok(request) = Request::decode(self.asked.opcode, &payload) else {
@@ -90,7 +93,7 @@ impl<D: Duplex + 'static> Job<D> {
             return Ok(Told::Status(Status::Malformed));
         };
         if matches!(request, Request::Get { .. } | Request::MultiGet(_)) {
-            self.hold_what_is_there(&request, !waits.is_empty())?;
+            self.hold_what_is_there(&request, waited)?;
         }
         match request {
             Request::Get { key } => self.get(key),

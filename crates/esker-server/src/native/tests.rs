@@ -1,0 +1,103 @@
+//! Jobs and connections whose client stands in memory.
+
+use super::connection::{Asked, Connection};
+use super::duplex::Duplex;
+use super::order::Access;
+use super::run::{Job, Told};
+use crate::server::ServerConfig;
+use crate::shared::Shared;
+use esker::{Durability, Options, Store};
+use esker_format::native::Opcode;
+use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A client that says nothing and takes everything, or nothing at all.
+struct Quiet {
+    takes: bool,
+}
+
+impl Duplex for Quiet {
+    fn read(&self, _into: &mut [u8], _timeout: Option<Duration>) -> IoResult<usize> {
+        Ok(0)
+    }
+
+    fn write_vectored(&self, slices: &[IoSlice<'_>], _timeout: Duration) -> IoResult<usize> {
+        if !self.takes {
+            return Err(IoErrorKind::BrokenPipe.into());
+        }
+        Ok(slices.iter().map(|slice| slice.len()).sum())
+    }
+
+    fn flush(&self, _timeout: Duration) -> IoResult<()> {
+        Ok(())
+    }
+
+    fn break_off(&self) {}
+
+    fn linger(&self, _limit: Duration) {}
+}
+
+/// A connection of a client, to a store that has a value under `k`.
+fn connection(takes: bool) -> Rc<Connection<Quiet>> {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let mut options = Options::new(folder.path());
+    (options.size_bytes, options.durability) = (64 << 20, Durability::None);
+    // What is open needs no name: the folder goes with this function.
+    let store = Store::open(&options).expect("open");
+    store.put(b"k", b"value").expect("put");
+    let shared = Arc::new(Shared::new(store, ServerConfig::default(), 1, Vec::new()));
+    Rc::new(Connection::new(shared, 0, Quiet { takes }))
+}
+
+/// So it goes with a task for which there is no stack.
+#[test]
+fn a_job_that_never_runs_lets_nobody_overtake_those_before_it() {
+    let connection = connection(true);
+    let line_up = |access| connection.order.borrow_mut().line_up(access);
+    let job = |id| {
+        let (ticket, waits) = line_up(Access::Write(&[1]));
+        connection.begin(0);
+        Job {
+            connection: connection.clone(),
+            asked: Asked { id, opcode: Opcode::Put as u8, held_bytes: 0, reads: false },
+            payload: Vec::new(),
+            share: None,
+            _counted: None,
+            ticket,
+            waits,
+            turn: None,
+            answered: false,
+        }
+    };
+    let waits = || line_up(Access::Read(&[1])).1.len();
+    let (first, second) = (job(1), job(2));
+    drop(second);
+    assert_eq!(waits(), 1, "the first one has not taken effect");
+    first.run();
+    assert_eq!((waits(), connection.in_flight()), (0, 0));
+}
+
+/// Something may be in flight for long after that: a backup.
+#[test]
+fn a_connection_that_broke_holds_no_memory_of_replies() {
+    for takes in [true, false] {
+        let connection = connection(takes);
+        let budget = connection.shared.budget.clone();
+        let answer = |id| {
+            let value = connection.shared.store.get(b"k").expect("get").expect("there");
+            let asked = Asked { id, opcode: Opcode::Get as u8, held_bytes: 0, reads: false };
+            connection.begin(0);
+            connection.answer(asked, Told::Item(value), budget.try_take(100));
+        };
+        connection.begin(0);
+        for id in 1..=3 {
+            answer(id);
+            assert!(budget.free_bytes() < budget.total_bytes() || (id > 1 && !takes));
+            connection.send();
+            assert_eq!(budget.free_bytes(), budget.total_bytes(), "{takes}, {id}");
+        }
+        assert_eq!(connection.in_flight(), 1);
+    }
+}
