@@ -332,7 +332,8 @@ impl Flat {
     }
 
     /// Bytes of the place of a record that begins at `offset`: a block, or the chunks of a large one. `None` if none begins there. The chunk
-    /// may be taken anew meanwhile, for something else. In a repair, places in a chunk without a header have no bounds that are known.
+    /// may be taken anew meanwhile, for something else. In a repair, one in a
+    /// chunk without a header goes on to the next chunk with one at most.
     pub(super) fn record_room(&self, offset: u64) -> Option<u64> {
         let number = self.layout.chunk_of(offset);
         let chunk = self.chunks.get(number)?;
@@ -345,7 +346,13 @@ impl Flat {
             Use::Large if offset == self.layout.start_of(number) + CHUNK_START => {
                 Some(lines.max(1).saturating_mul(self.layout.chunk_size) - CHUNK_START)
             }
-            Use::Bad if self.is_in_repair() => Some(u64::MAX),
+            Use::Bad if self.is_in_repair() => {
+                let is_bad = |number: &u32| {
+                    self.chunks.get(*number).is_some_and(|chunk| chunk.usage() == Use::Bad)
+                };
+                let end = (number..self.layout.chunk_count).take_while(is_bad).last()?;
+                Some((self.layout.start_of(end) + self.layout.chunk_size).saturating_sub(offset))
+            }
             _ => None,
         }
     }

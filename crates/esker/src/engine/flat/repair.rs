@@ -34,7 +34,7 @@ use esker_index::Word;
 use esker_media::Pmem;
 use parking_lot::Mutex;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// What is damaged, as it is found.
@@ -44,9 +44,9 @@ pub(super) struct Damaged {
     logs: Mutex<BTreeSet<u32>>,
     /// By hash: logs with entries whose records have not their keys.
     keyless: Mutex<BTreeMap<u64, Vec<u32>>>,
-    /// Entries that point at what is no record of their own, and the lines.
-    misplaced: Mutex<HashMap<Word, u64>>,
-    /// Those lines, which nobody frees before the next open: one may be another's.
+    /// Entries that point at what is no record of their own.
+    misplaced: Mutex<HashSet<Word>>,
+    /// The lines that they point at, which nobody frees before the next open: one may be another's.
     not_own: Mutex<HashSet<u64>>,
 }
 
@@ -144,7 +144,7 @@ impl Flat {
     /// An entry points at a line that is no record of its own. False outside of a repair.
     pub(super) fn note_misplaced(&self, word: Word, line: u64) -> bool {
         let Some(damaged) = &self.damaged else { return false };
-        damaged.misplaced.lock().insert(word, line);
+        damaged.misplaced.lock().insert(word);
         damaged.not_own.lock().insert(line);
         true
     }
@@ -156,7 +156,7 @@ impl Flat {
 
     /// Finds what there is and makes it sound; `None` if an image of the index is no help.
     fn recover_and_mend(
-        &mut self,
+        &self,
         root: &Root,
         options: &Options,
         images: bool,
@@ -198,7 +198,7 @@ impl Flat {
             report.records += 1;
             match met {
                 Err(word) => nameless.push(word),
-                Ok(met) if misplaced.contains_key(&met.word) => found.push(met),
+                Ok(met) if misplaced.contains(&met.word) => found.push(met),
                 Ok(met) if self.read_met(&met, is_doubtful)?.is_none() => lost.push(met),
                 Ok(_) => {}
             }

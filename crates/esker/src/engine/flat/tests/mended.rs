@@ -75,9 +75,13 @@ fn records_of_a_chunk_without_a_header_are_written_anew() {
             false => [&[number; 299][..], b"!"].concat(),
         };
         (0..12).for_each(|number| put_of(&store, &key(number), &[number; 700]).unwrap());
+        // One over several chunks.
+        let large = vec![9; 150_000];
+        put_of(&store, b"large", &large).unwrap();
         let chunk = store.layout.chunk_of(record(&store, &key(0)));
         let of_long = store.layout.chunk_of(record(&store, &key(11)));
-        let starts = [chunk, of_long].map(|chunk| store.layout.start_of(chunk));
+        let of_large = store.layout.chunk_of(record(&store, b"large"));
+        let starts = [chunk, of_long, of_large].map(|chunk| store.layout.start_of(chunk));
         crash(store);
         starts.iter().for_each(|start| damage(&memory, *start, 128));
         let report = repaired(&memory, engine);
@@ -86,6 +90,7 @@ fn records_of_a_chunk_without_a_header_are_written_anew() {
         for number in 0..12 {
             assert_eq!(get(&store, &key(number)), Some(vec![number; 700]), "{engine}, {number}");
         }
+        assert!(get(&store, b"large") == Some(large), "{engine}");
         crash(store);
     }
 }
