@@ -196,6 +196,12 @@ impl Error {
         self.0.kind
     }
 
+    /// Whether a read may fail so where others do not: what is there is damaged, or the device does not give it.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Corrupted | ErrorKind::Io)
+    }
+
     /// What was being done.
     #[must_use]
     pub fn operation(&self) -> &'static str {

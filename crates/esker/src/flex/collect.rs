@@ -11,7 +11,7 @@
 //! cannot be read, tried twice, stays where it is, and is named once: its segment is no victim any more until the space is opened
 //! again.
 
-use super::read::{Outcome, Part, is_unread};
+use super::read::{Outcome, Part};
 use super::{Inner, Writer};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::Record;
@@ -173,7 +173,7 @@ impl Inner {
         };
         let mut gap = round.gap;
         round.at = self.walk(from, visit, &mut |error| {
-            if !is_unread(&error) {
+            if !error.is_unread() {
                 return Err(error);
             }
             tracing::error!(%error, "the collector goes on behind a node that it cannot read");
@@ -234,7 +234,7 @@ impl Inner {
             match found {
                 Ok(extent) => return Ok(extent.map_or(size, |extent| extent.offset)),
                 Err(missing) => match self.load(&missing) {
-                    Err(error) if is_unread(&error) => return Ok(self.end_of(&missing, offset)),
+                    Err(error) if error.is_unread() => return Ok(self.end_of(&missing, offset)),
                     done => done?,
                 },
             }
@@ -318,7 +318,7 @@ impl Inner {
         match self.read_parts(&mut parts, &mut bytes, (BLOCKS_BETWEEN, false)) {
             Ok(Outcome::Done) => {}
             Ok(Outcome::Stale) => return self.move_each(writer, batch),
-            Err(error) if is_unread(&error) => return self.move_each(writer, batch),
+            Err(error) if error.is_unread() => return self.move_each(writer, batch),
             Err(error) => return Err(error),
         }
         let mut rest = &bytes[..];
@@ -344,7 +344,7 @@ impl Inner {
             return Ok(false);
         }
         match self.load_range(extent.offset, u64::from(extent.length)) {
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 self.leave_stuck(writer, extent, &error);
                 Ok(false)
             }
@@ -372,7 +372,7 @@ impl Inner {
                     moved += u64::from(extent.length);
                 }
                 Ok(_) => {}
-                Err(error) if is_unread(&error) => self.leave_stuck(writer, extent, &error),
+                Err(error) if error.is_unread() => self.leave_stuck(writer, extent, &error),
                 Err(error) => return Err(error),
             }
         }

@@ -21,7 +21,6 @@
 //! A crash before that commit leaves the space as it was.
 
 use super::lost::Lost;
-use super::read::is_unread;
 use super::recover::{find_header, read_map, segments_in, tree_shape};
 use super::slots::Slots;
 use super::state::Shared;
@@ -415,7 +414,7 @@ impl Inner {
     /// Reads a segment, as far as the device gives it: numbers of the blocks that it refuses.
     fn read_segment(&self, number: u64, bytes: &mut IoBuf) -> Result<BTreeSet<u64>> {
         let read = |at, part: &mut [u8]| match self.files.data.read_at(sites::DATA_READ, at, part) {
-            Err(error) if is_unread(&error) => Ok(Err(error)),
+            Err(error) if error.is_unread() => Ok(Err(error)),
             done => done.map(Ok),
         };
         let mut refused = BTreeSet::new();

@@ -63,7 +63,6 @@ pub use options::SpaceOptions;
 pub use options::SpaceTesting;
 pub(crate) use place::live_bytes_max;
 pub use read::SpaceExtent;
-pub(crate) use read::is_unread;
 pub use write::Splice;
 
 use cache::Cache;

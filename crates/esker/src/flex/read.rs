@@ -61,11 +61,6 @@ struct Request<'a> {
     bytes: IoBuf,
 }
 
-/// Whether it was a read that failed: what is there is damaged, or the device does not give it. Others can be read.
-pub(crate) fn is_unread(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io)
-}
-
 /// What a read cannot go on without.
 enum Absent {
     /// A node of the tree, which is to be loaded.
@@ -193,7 +188,7 @@ impl Inner {
                 }
                 Ok(None) => break,
                 Err(missing) => match self.load(&missing) {
-                    Err(error) if is_unread(&error) => at = self.end_of(&missing, at),
+                    Err(error) if error.is_unread() => at = self.end_of(&missing, at),
                     done => done?,
                 },
             }
@@ -215,7 +210,7 @@ impl Inner {
                 }
                 Ok(None) => break,
                 Err(missing) => match self.load(&missing) {
-                    Err(error) if is_unread(&error) => self.end_of(&missing, at),
+                    Err(error) if error.is_unread() => self.end_of(&missing, at),
                     done => {
                         done?;
                         continue;

@@ -134,11 +134,6 @@ impl Fetched {
     }
 }
 
-/// Whether an error says that something cannot be read, be it for now.
-pub(super) fn is_unread(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io)
-}
-
 impl Depot {
     pub(super) fn check_key(&self, key: &[u8]) -> Result<()> {
         if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
@@ -260,7 +255,7 @@ impl Depot {
             }
             let fetched = match self.read_kept(link, life, admit) {
                 // Another key's, perhaps, whose hash the index does not tell from this one's.
-                Err(error) if is_unread(&error) => {
+                Err(error) if error.is_unread() => {
                     lost = Some(error);
                     continue;
                 }
@@ -290,7 +285,7 @@ impl Depot {
     /// Whether what could not be read is gone: in a cache it is as good as evicted, for it may be at any time. Who writes such a key takes
     /// its place ([`Depot::resolve`]).
     pub(super) fn is_lost(&self, error: &Error) -> bool {
-        let is_lost = self.superblock.cache && is_unread(error);
+        let is_lost = self.superblock.cache && error.is_unread();
         if is_lost {
             tracing::debug!(%error, "a record cannot be read: the cache does without");
         }

@@ -9,7 +9,7 @@ use super::clean::Cleaner;
 use super::commit::{Append, Item};
 use super::later::Later;
 use super::pending::{Known, PendingKey};
-use super::read::{Offered, is_unread};
+use super::read::Offered;
 use super::scan::evicted_hash;
 use super::{Depot, Exclusive, sites};
 use crate::value::{Attributes, Condition, Outcome, Value};
@@ -276,7 +276,7 @@ impl Depot {
                     resolved.unread.get_or_insert(link);
                     continue;
                 }
-                Err(error) if is_unread(&error) => {
+                Err(error) if error.is_unread() => {
                     // Another key's if this one's is found; then it may have the same hash.
                     refused = Some(error);
                     resolved.collides = true;

@@ -28,7 +28,7 @@ use super::sweep::Sweep;
 use super::wal::tell_failure;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::engine::expiries::Expiries;
-use crate::flex::{Splice, is_unread};
+use crate::flex::Splice;
 use crate::store::Direction;
 use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind, Result};
@@ -310,7 +310,7 @@ impl Flex {
             return Ok(());
         }
         let fresh = match self.look_into(&located) {
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 self.note_unread(&error);
                 self.cut_at_marks(&located)?
             }

@@ -29,7 +29,7 @@ use super::lapsing::{Lapsing, lapsing_in};
 use super::memtable::RangeDelete;
 use super::merge::{Merged, add_group, merge_behind, size_of};
 use super::{Flex, ROOT_BYTES};
-use crate::flex::{Space, Splice, is_unread};
+use crate::flex::{Space, Splice};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
 use std::ops::Range;
@@ -138,7 +138,7 @@ impl Around {
         match space.read(start + range.start as u64, part) {
             Ok(count) if count == range.len() => Ok(None),
             Ok(_) => Err(behind_the_end()),
-            Err(error) if is_unread(&error) => Ok(Some(error)),
+            Err(error) if error.is_unread() => Ok(Some(error)),
             Err(error) => Err(error),
         }
     }
@@ -271,9 +271,10 @@ impl Flex {
         if located.entry.is_unread() && located.entry.cached.is_none() {
             return Ok(None);
         }
-        let again = |error| if is_unread(&error) { self.interval_of(located) } else { Err(error) };
+        let again =
+            |error: Error| if error.is_unread() { self.interval_of(located) } else { Err(error) };
         match self.interval_of(located).or_else(again) {
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 self.note_unread(&error);
                 self.index.note_unread(located.spot);
                 Ok(None)

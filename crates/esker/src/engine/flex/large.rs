@@ -31,7 +31,7 @@ use super::recover::in_parts;
 use super::room::Reserved;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
-use crate::flex::{Space, Splice, is_unread};
+use crate::flex::{Space, Splice};
 use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
@@ -311,7 +311,7 @@ fn is_large_at(space: &Space, mark: u64) -> Result<Option<bool>> {
     let mut bytes = [0; 8];
     match space.read(mark, &mut bytes) {
         Ok(_) => Ok(Some(LargeHead::is_here(&bytes))),
-        Err(error) if is_unread(&error) => Ok(None),
+        Err(error) if error.is_unread() => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -320,7 +320,7 @@ fn is_large_at(space: &Space, mark: u64) -> Result<Option<bool>> {
 fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
     let mut bytes = vec![0; HEAD_READ_BYTES];
     let read = space.read(mark, &mut bytes).or_else(|error| {
-        if !is_unread(&error) {
+        if !error.is_unread() {
             return Err(error);
         }
         // What is behind it does not matter.
@@ -340,7 +340,7 @@ fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
             Ok(head) => return Ok(Some(head)),
             Err(flaw) => Error::corrupted("open store", flaw.to_string()),
         },
-        Err(error) if is_unread(&error) => error,
+        Err(error) if error.is_unread() => error,
         Err(error) => return Err(error),
     };
     tracing::error!(%error, "a large value whose head cannot be read");

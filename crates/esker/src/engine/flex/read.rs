@@ -10,7 +10,6 @@ use super::interval::{Interval, pair_in, parts, print_of};
 use super::spare::{self, Spare};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
-use crate::flex::is_unread;
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
@@ -253,7 +252,7 @@ impl Flex {
                 // Nobody has looked inside.
                 let loaded = match self.load(Some(key), false, Ahead::ONE, None) {
                     // Somebody has by now: it may stand behind what cannot be read.
-                    Err(error) if is_unread(&error) && !self.index.with(key, Entry::is_coarse) => {
+                    Err(error) if error.is_unread() && !self.index.with(key, Entry::is_coarse) => {
                         continue;
                     }
                     loaded => loaded?,
@@ -295,7 +294,7 @@ impl Flex {
                 }
                 Worth::Interval => match self.load(Some(key), false, Ahead::ONE, None) {
                     // What was found is right, whatever else there is.
-                    Err(error) if is_unread(&error) => self.give_up(key, part.stamp, &error)?,
+                    Err(error) if error.is_unread() => self.give_up(key, part.stamp, &error)?,
                     loaded => drop(loaded?),
                 },
             }
@@ -330,7 +329,7 @@ impl Flex {
             Err(_) if ahead.intervals > 1 => {
                 return self.load(key, before, Ahead::ONE, passing);
             }
-            Err(error) if is_unread(&error) => error,
+            Err(error) if error.is_unread() => error,
             loaded => return loaded,
         };
         let place = self.index.place(key, before, Ahead::ONE, None);

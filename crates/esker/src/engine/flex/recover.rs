@@ -15,7 +15,7 @@ use super::wal::Tail;
 use super::wal::reader::{FoundLog, Reader, readers};
 use super::{ROOT_BYTES, sites};
 use crate::engine::threads::{THREADS_MAX, on_threads};
-use crate::flex::{Space, is_unread};
+use crate::flex::Space;
 use crate::options::FlexOptions;
 use esker_base::hash::KeyHasher;
 use esker_base::{Error, ErrorKind, Result};
@@ -268,7 +268,7 @@ fn anchors(space: &Space, start: u64, end: u64, step: u64, name: &str) -> Result
                 mark.saturating_add(step.max(1))
             }
             // It is a part of what is before it until somebody looks inside.
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 tracing::error!(%error, "an interval whose beginning cannot be read");
                 mark + 1
             }

@@ -14,7 +14,7 @@
 use super::index::{Entry, Fresh, Leaves, is_tail_of};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::engine::expiries::Expiries;
-use crate::flex::{Space, is_unread};
+use crate::flex::Space;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{
     INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, IndexEntry, IndexHead, IndexWriter,
@@ -90,7 +90,7 @@ pub(super) fn identity(device: &dyn BlockDevice) -> Result<Option<[u8; 16]>> {
 /// What was read of the index; one that the device refuses to read is as if there were none.
 fn if_read<T>(read: Result<Option<T>>) -> Result<Option<T>> {
     match read {
-        Err(error) if is_unread(&error) => {
+        Err(error) if error.is_unread() => {
             tracing::warn!(%error, "the saved index cannot be read");
             Ok(None)
         }

@@ -18,7 +18,7 @@ use super::interval::parts;
 use super::merge::{Merged, add_group, merge, size_of};
 use super::sweep::{OF_REWRITTEN, OF_SAMPLE};
 use super::{Flex, ROOT_BYTES};
-use crate::flex::{Splice, is_unread};
+use crate::flex::Splice;
 use esker_base::Result;
 use esker_format::flex_db::{Run, RunWriter};
 
@@ -183,7 +183,7 @@ impl Flex {
         leaf: &Neighbours,
     ) -> Result<bool> {
         match self.try_stretch(committer, leaf) {
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 self.note_unread(&error);
                 Ok(false)
             }

@@ -22,7 +22,6 @@ use super::commit::Committer;
 use super::expired::AGAIN_SECONDS;
 use super::index::{LeafSums, Neighbours, Place};
 use super::refused::Refused;
-use crate::flex::is_unread;
 use esker_base::{ErrorKind, Result};
 use std::time::Duration;
 
@@ -388,7 +387,7 @@ impl Flex {
                 committer.sweep.refused.forget(first);
                 self.rewrite_stretch(committer, leaf, None)
             }
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 self.note_unread(&error);
                 if error.kind() == ErrorKind::Io {
                     committer.sweep.refused.note(first, now);

@@ -17,7 +17,6 @@ use super::interval::parts;
 use super::large::Reading;
 use super::memtable::MemTable;
 use super::{Flex, ROOT_BYTES};
-use crate::flex::is_unread;
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashSet};
@@ -252,7 +251,7 @@ impl Flex {
                 Ok(())
             }
             // The device refuses it, and maybe gives what is behind it.
-            Err(error) if is_unread(&error) => {
+            Err(error) if error.is_unread() => {
                 self.note_unread(&error);
                 Ok(())
             }

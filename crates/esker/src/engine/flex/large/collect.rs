@@ -11,7 +11,6 @@ use super::super::expired::expiry_of;
 use super::super::memtable::MemTable;
 use super::Flex;
 use super::directory::{Large, State};
-use crate::flex::is_unread;
 use crate::store::Direction;
 use esker_base::{ErrorKind, Result};
 use esker_format::flex_db::{Content, Root};
@@ -55,7 +54,7 @@ impl Flex {
             let Some(key) = self.large.key_of(number) else { continue };
             let needs = match self.needs_large(root, number, &key) {
                 // As long as nobody can read whether it is named, it stays, and is asked about again; others do not wait for it.
-                Err(error) if is_unread(&error) => {
+                Err(error) if error.is_unread() => {
                     self.note_unread(&error);
                     Needs { is_doubtful: true, ..Needs::default() }
                 }
