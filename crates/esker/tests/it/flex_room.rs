@@ -26,11 +26,11 @@ fn key(number: u32) -> [u8; 4] {
     number.wrapping_mul(0x9E37_79B1).to_be_bytes()
 }
 
-/// Every key once, then three times as many writes of any; what each of them holds then.
-fn write_over(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+/// Every key once, then so many times as many writes of any; what each of them holds then.
+fn write_over(store: &Store, times: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut last = BTreeMap::new();
     let mut rng = Rng::from_seed(2);
-    for write in 0..4 * PAIRS {
+    for write in 0..(1 + times) * PAIRS {
         let mut any = || u32::try_from(rng.below(u64::from(PAIRS))).unwrap();
         let key = key(if write < PAIRS { write } else { any() });
         let value = number(bytes(1, 1000), write);
@@ -63,7 +63,7 @@ fn a_store_keeps_the_capacity_that_it_was_made_with() {
 fn a_store_that_is_compacted_takes_little_more_than_what_counts() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&options(folder.path())).unwrap();
-    let last = write_over(&store);
+    let last = write_over(&store, 3);
     let before = taken(folder.path());
     let freed = store.clean(usize::MAX).unwrap();
     assert!(freed > 0);
@@ -144,7 +144,7 @@ fn small_pairs_that_came_in_any_order_lie_side_by_side_after_a_rest() {
 fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_writes() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&options(folder.path())).unwrap();
-    let mut last = write_over(&store);
+    let mut last = write_over(&store, 11);
     let takes = || taken(folder.path());
     let waits = |most: u64| {
         let waited = (0..600).any(|_| {
@@ -153,12 +153,10 @@ fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_w
         });
         assert!(waited, "{} bytes and not {most}", takes());
     };
-    // What is spare, four segments, is there while there is a table, which is larger than the options say.
-    assert!(
-        takes() < LIVE * 3 + SPARE + 6 * (4 << 20),
-        "{} bytes while it was written over",
-        takes()
-    );
+    // Of twelve times as much as counts. What is spare, four segments, is there while there is a table, which is larger than the
+    // options say; some segments have been left and not been freed yet.
+    let most = LIVE * 3 + SPARE + 12 * (4 << 20);
+    assert!(takes() < most, "{} bytes while it was written over", takes());
     waits(LIVE * 13 / 10 + SPARE);
     for number in 0..PAIRS / 4 * 3 {
         assert!(store.delete(&key(number)).unwrap());
