@@ -126,7 +126,8 @@ mod mapped {
     use std::ptr::NonNull;
 
     const HUGE_PAGE: usize = 2 << 20;
-    const PAGE: usize = 4096;
+    /// A multiple of what the kernel maps at once, on every system.
+    const PAGE: usize = 64 << 10;
 
     /// A mapping for so many words, and its bytes. `None` if that is less than a huge page, or cannot
     /// be had.

@@ -14,7 +14,6 @@
 //! is written start last and cleared start first, so that a reader sees whole ranges.
 #![expect(unsafe_code, reason = "installs a signal handler and an alternate stack")]
 
-use crate::stack::PAGE;
 use std::sync::Once;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,10 +24,16 @@ struct Range {
     start: AtomicUsize,
     length: AtomicUsize,
     stride: AtomicUsize,
+    guard: AtomicUsize,
 }
 
 static RANGES: [Range; RANGES_MAX] = [const {
-    Range { start: AtomicUsize::new(0), length: AtomicUsize::new(0), stride: AtomicUsize::new(0) }
+    Range {
+        start: AtomicUsize::new(0),
+        length: AtomicUsize::new(0),
+        stride: AtomicUsize::new(0),
+        guard: AtomicUsize::new(0),
+    }
 }; RANGES_MAX];
 
 /// Marks a slot that is being filled.
@@ -38,9 +43,13 @@ const BUSY: usize = 1;
 #[derive(Debug)]
 pub(crate) struct RangeId(usize);
 
-/// Remembers a slab whose stacks begin `stride` bytes apart, each with its guard page first.
+/// Remembers a slab whose stacks begin `stride` bytes apart, each with its guard of so many bytes first.
 /// `None` when the table is full: an overflow there is then reported as a plain fault.
-pub(crate) fn remember(start: usize, length: usize, stride: usize) -> Option<RangeId> {
+pub(crate) fn remember(
+    start: usize,
+    length: usize,
+    (stride, guard): (usize, usize),
+) -> Option<RangeId> {
     install();
     let free = |range: &Range| {
         range.start.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -49,6 +58,7 @@ pub(crate) fn remember(start: usize, length: usize, stride: usize) -> Option<Ran
     let range = RANGES.get(index)?;
     range.length.store(length, Ordering::Relaxed);
     range.stride.store(stride, Ordering::Relaxed);
+    range.guard.store(guard, Ordering::Relaxed);
     range.start.store(start, Ordering::Release);
     Some(RangeId(index))
 }
@@ -59,15 +69,16 @@ pub(crate) fn forget(id: Option<RangeId>) {
     }
 }
 
-fn in_guard(address: usize) -> bool {
+pub(crate) fn is_in_guard(address: usize) -> bool {
     RANGES.iter().any(|range| {
         let start = range.start.load(Ordering::Acquire);
         let Some(offset) = address.checked_sub(start).filter(|_| start > BUSY) else {
             return false;
         };
         let stride = range.stride.load(Ordering::Relaxed);
+        let guard = range.guard.load(Ordering::Relaxed);
         offset < range.length.load(Ordering::Relaxed)
-            && offset.checked_rem(stride).is_some_and(|offset| offset < PAGE)
+            && offset.checked_rem(stride).is_some_and(|offset| offset < guard)
     })
 }
 
@@ -79,7 +90,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     let info_ref = unsafe { &*info };
     // SAFETY: SIGSEGV and SIGBUS carry an address.
     let address = unsafe { info_ref.si_addr() } as usize;
-    if in_guard(address) {
+    if is_in_guard(address) {
         let text = b"\nstack overflow in task: its stack is too small for what it runs; \
             raise Config::stack_size_bytes\n";
         // SAFETY: a constant text to standard error; `write` is allowed here (S1).

@@ -19,7 +19,7 @@
 //! - S1: a slab is one private anonymous mapping, unmapped when its last [`TaskStack`] goes.
 //! - S2: every stack is handed out once until it is given back: it moves between the pool and one
 //!   coroutine.
-//! - S3: the bytes `limit + PAGE .. base` are mapped, readable and writable.
+//! - S3: the bytes `limit + guard .. base` are mapped, readable and writable, where a guard is a page of this system.
 //! - S4: protected pages of all slabs are at most a quarter of the mappings that a process may have.
 //!
 //! # Concurrency
@@ -37,8 +37,6 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// Bytes of a page; also the size of a guard.
-pub(crate) const PAGE: usize = 4096;
 /// The least usable stack: room for a panic and its text.
 pub(crate) const USABLE_MIN: usize = 16 * 1024;
 const SLAB_STACKS: usize = 512;
@@ -100,6 +98,8 @@ struct Slab {
     start: NonZeroUsize,
     length: usize,
     range: Option<overflow::RangeId>,
+    /// Bytes of each guard.
+    guard_bytes: usize,
     /// Its protected pages.
     protected: Cell<usize>,
 }
@@ -120,7 +120,7 @@ pub(crate) struct TaskStack {
     limit: NonZeroUsize,
     guard: Guard,
     warm: bool,
-    _slab: Rc<Slab>,
+    slab: Rc<Slab>,
 }
 
 // SAFETY: base is the page-aligned end and limit the page-aligned start of one handed-out piece
@@ -138,7 +138,7 @@ unsafe impl Stack for TaskStack {
 
 impl TaskStack {
     fn canary(&self) -> *mut u64 {
-        (self.limit.get() + PAGE - size_of::<u64>()) as *mut u64
+        (self.limit.get() + self.slab.guard_bytes - size_of::<u64>()) as *mut u64
     }
 
     /// Whether nothing has written below the stack. True for real guards, which would have trapped.
@@ -151,7 +151,7 @@ impl TaskStack {
     }
 
     fn cool(&mut self) {
-        let start = self.limit.get() + PAGE;
+        let start = self.limit.get() + self.slab.guard_bytes;
         let length = self.base.get() - start;
         // SAFETY: an idle stack of the pool (S2); nobody needs its contents.
         unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED) };
@@ -162,6 +162,8 @@ impl TaskStack {
 /// The idle stacks of one thread.
 pub(crate) struct StackPool {
     usable_bytes: usize,
+    /// Bytes of a page of this system, which is what can be guarded.
+    page_bytes: usize,
     guard: Guard,
     warm: Vec<TaskStack>,
     cold: Vec<TaskStack>,
@@ -171,12 +173,15 @@ pub(crate) struct StackPool {
 
 impl StackPool {
     pub(crate) fn new(usable_bytes: usize) -> Self {
-        let usable_bytes = usable_bytes.max(USABLE_MIN).next_multiple_of(PAGE);
-        let guard = Guard::Region;
+        StackPool::with_pages(usable_bytes, rustix::param::page_size())
+    }
+
+    fn with_pages(usable_bytes: usize, page_bytes: usize) -> Self {
         // The first slab is small: many run-times and simulations never need more.
         StackPool {
-            usable_bytes,
-            guard,
+            usable_bytes: usable_bytes.max(USABLE_MIN).next_multiple_of(page_bytes),
+            page_bytes,
+            guard: Guard::Region,
             warm: Vec::new(),
             cold: Vec::new(),
             slab_stacks: 16,
@@ -217,7 +222,8 @@ impl StackPool {
     }
 
     fn grow(&mut self) -> Result<()> {
-        let stride = self.usable_bytes + PAGE;
+        let guard_bytes = self.page_bytes;
+        let stride = self.usable_bytes + guard_bytes;
         let count = self.slab_stacks;
         let length = stride * count;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
@@ -232,8 +238,8 @@ impl StackPool {
         // A huge page would give every stack of its range memory at the first touch of one.
         // SAFETY: our own new mapping.
         unsafe { libc::madvise(start.get() as *mut libc::c_void, length, libc::MADV_NOHUGEPAGE) };
-        let range = overflow::remember(start.get(), length, stride);
-        let slab = Rc::new(Slab { start, length, range, protected: Cell::new(0) });
+        let range = overflow::remember(start.get(), length, (stride, guard_bytes));
+        let slab = Rc::new(Slab { start, length, range, guard_bytes, protected: Cell::new(0) });
         // Handed out from the end of the vector: lowest addresses first.
         for index in (0..count).rev() {
             let limit = start.saturating_add(index * stride);
@@ -243,7 +249,7 @@ impl StackPool {
                 limit,
                 guard: self.guard,
                 warm: false,
-                _slab: Rc::clone(&slab),
+                slab: Rc::clone(&slab),
             };
             if self.guard == Guard::Canary {
                 // SAFETY: inside our mapping and not protected (S3).
@@ -263,7 +269,7 @@ impl StackPool {
         let page = limit.get() as *mut libc::c_void;
         if self.guard == Guard::Region {
             // SAFETY: one page of our own new mapping.
-            if unsafe { libc::madvise(page, PAGE, MADV_GUARD_INSTALL) } == 0 {
+            if unsafe { libc::madvise(page, slab.guard_bytes, MADV_GUARD_INSTALL) } == 0 {
                 return;
             }
             self.guard = Guard::Protected;
@@ -274,7 +280,7 @@ impl StackPool {
             if counted.is_ok() {
                 slab.protected.set(slab.protected.get() + 1);
                 // SAFETY: one page of our own new mapping.
-                if unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) } == 0 {
+                if unsafe { libc::mprotect(page, slab.guard_bytes, libc::PROT_NONE) } == 0 {
                     return;
                 }
             }

@@ -9,6 +9,7 @@
 //! - I2: a signal for an address outside our mappings, or that no access raised, goes to whoever handled it before;
 //!   but for news of poison that nobody touched, which nobody has to act upon: an access that meets it faults.
 //! - I3: a page is marked before the spare one is there: an access without a fault finds the mark, too.
+//! - I4: a page is what the kernel maps at once; media errors come in smaller pieces.
 //!
 //! # Safety invariants
 //! - S1: the handler calls nothing but `mmap`, `sigaction` and atomics, and keeps `errno`.
@@ -25,8 +26,6 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Pages are marked in this size; media errors come in smaller pieces.
-pub(super) const PAGE_SIZE_BYTES: usize = 4096;
 /// Most mappings of a process.
 const ENTRY_COUNT: usize = 256;
 
@@ -35,15 +34,18 @@ const ENTRY_COUNT: usize = 256;
 pub(super) struct Damage {
     /// How many faults were handled; nearly always 0, which is all that an access looks at.
     count: AtomicU64,
+    /// Bytes of a page (I4).
+    page_bytes: usize,
     /// One bit per page.
     pages: Box<[AtomicU64]>,
 }
 
 impl Damage {
-    fn new(length: usize) -> Box<Self> {
-        let words = length.div_ceil(PAGE_SIZE_BYTES).div_ceil(64);
+    fn new(length: usize, page_bytes: usize) -> Box<Self> {
+        let words = length.div_ceil(page_bytes).div_ceil(64);
         Box::new(Damage {
             count: AtomicU64::new(0),
+            page_bytes,
             pages: (0..words).map(|_| AtomicU64::new(0)).collect(),
         })
     }
@@ -69,12 +71,12 @@ impl Damage {
 
     #[cold]
     fn first_marked(&self, offset: usize, length: usize) -> Option<usize> {
-        let pages = offset / PAGE_SIZE_BYTES..=(offset + length - 1) / PAGE_SIZE_BYTES;
+        let pages = offset / self.page_bytes..=(offset + length - 1) / self.page_bytes;
         let is_marked = |page: &usize| {
             let word = self.pages.get(page / 64).map_or(0, |word| word.load(Ordering::Relaxed));
             word & (1 << (page % 64)) != 0
         };
-        pages.into_iter().find(is_marked).map(|page| page * PAGE_SIZE_BYTES)
+        pages.into_iter().find(is_marked).map(|page| page * self.page_bytes)
     }
 }
 
@@ -136,10 +138,10 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    /// Makes the handler know `length` bytes at `start`.
-    pub(super) fn new(start: usize, length: usize) -> Result<Registration> {
+    /// Makes the handler know `length` bytes at `start`, in pages of so many bytes.
+    pub(super) fn new(start: usize, length: usize, page_bytes: usize) -> Result<Registration> {
         install()?;
-        let damage = Damage::new(length);
+        let damage = Damage::new(length, page_bytes);
         let pointer = ptr::from_ref::<Damage>(&damage).cast_mut();
         for (entry, slot) in ENTRIES.iter().enumerate() {
             if slot.change(0, start, length, pointer) {
@@ -208,9 +210,10 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     let address = unsafe { info_ref.si_addr() }.addr();
     let found = ENTRIES.iter().find_map(|entry| entry.covering(address));
     let Some((start, damage)) = found else { return pass_on(signal, info, context) };
-    let page = (address - start) / PAGE_SIZE_BYTES;
     // SAFETY: the list lives as long as its entry (S2).
     let damage = unsafe { &*damage };
+    let page_bytes = damage.page_bytes;
+    let page = (address - start) / page_bytes;
     // First: whoever meets the spare page without a fault of its own finds it marked (I3).
     damage.mark(page);
     #[cfg(test)]
@@ -219,11 +222,11 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     let errno_place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let errno = unsafe { *errno_place };
-    let place = ptr::without_provenance_mut::<libc::c_void>(start + page * PAGE_SIZE_BYTES);
+    let place = ptr::without_provenance_mut::<libc::c_void>(start + page * page_bytes);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: replaces one page of our own live mapping (S2), which only this crate reaches.
-    let spare = unsafe { libc::mmap(place, PAGE_SIZE_BYTES, protection, flags, -1, 0) };
+    let spare = unsafe { libc::mmap(place, page_bytes, protection, flags, -1, 0) };
     // SAFETY: as above.
     unsafe { *errno_place = errno };
     if spare == libc::MAP_FAILED {

@@ -26,7 +26,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const PAGE_SIZE_BYTES: u64 = super::fault::PAGE_SIZE_BYTES as u64;
+/// A size is a multiple of this one.
+const UNIT_BYTES: u64 = 4096;
 
 /// How to open a [`PmemFile`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -118,9 +119,9 @@ impl PmemFile {
                 "not a regular file, such as a file system with DAX has",
             ));
         }
-        let size_bytes = opened.geometry.size_bytes / PAGE_SIZE_BYTES * PAGE_SIZE_BYTES;
+        let size_bytes = opened.geometry.size_bytes / UNIT_BYTES * UNIT_BYTES;
         if size_bytes == 0 {
-            return Err(Error::invalid(OPERATION, "smaller than a page"));
+            return Err(Error::invalid(OPERATION, "smaller than 4 KiB"));
         }
         let file_system = opened.backing.file_system;
         // I3, also of a copy with holes, and of one whose making was cut off. Main memory looks at each page for that, but
@@ -188,7 +189,7 @@ impl PmemFile {
             None => Ok(()),
             Some(page) => Err(Error::corrupted(operation, "the medium lost this page")
                 .device(&self.name)
-                .at(page as u64, PAGE_SIZE_BYTES)),
+                .at(page as u64, self.page_size_bytes)),
         }
     }
 

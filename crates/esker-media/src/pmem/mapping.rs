@@ -77,7 +77,8 @@ impl Mapping {
             return Err(Error::invalid("map persistent memory", "mapped at address 0"));
         };
         let mut mapping = Mapping { base, length, registration: None };
-        mapping.registration = Some(Registration::new(base.as_ptr().addr(), length)?);
+        let page_bytes = rustix::param::page_size();
+        mapping.registration = Some(Registration::new(base.as_ptr().addr(), length, page_bytes)?);
         Ok(Some(mapping))
     }
 

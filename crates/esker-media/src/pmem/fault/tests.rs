@@ -1,6 +1,6 @@
 //! A thread that stands still in the handler, and others beside it.
 
-use super::{ENTRIES, PAGE_SIZE_BYTES, tests_handle};
+use super::{ENTRIES, Registration, tests_handle};
 use crate::Pmem;
 use crate::pmem::{PmemFile, PmemOptions};
 use esker_base::{ErrorKind, Site, SiteKind};
@@ -74,22 +74,22 @@ fn what_was_stored_in_a_page_that_was_lost_since_is_not_durable() {
     assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
 }
 
-/// Memory of that many pages, as no other test has it, with something in the ninth; and where that is.
-fn live(pages: u64) -> (tempfile::TempDir, PmemFile, usize) {
+/// Memory of 24 pages, as no other test has it, with something in the ninth; and where that is.
+fn live() -> (tempfile::TempDir, PmemFile, usize) {
     let folder = tempfile::tempdir().unwrap();
-    let create_size_bytes = Some(pages * PAGE);
+    let create_size_bytes = Some(24 * PAGE);
     let options = PmemOptions { create_size_bytes, emulate: true, ..PmemOptions::default() };
     let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
     memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
-    let length = usize::try_from(pages * PAGE).unwrap();
+    let length = usize::try_from(24 * PAGE).unwrap();
     let entry = ENTRIES.iter().find(|entry| entry.length.load(Ordering::SeqCst) == length);
     let start = entry.unwrap().start.load(Ordering::SeqCst);
-    (folder, memory, start + 8 * PAGE_SIZE_BYTES)
+    (folder, memory, start + length / 3)
 }
 
 #[test]
 fn poison_that_nobody_touched_is_left_to_the_access_that_meets_it() {
-    let (_folder, memory, address) = live(24);
+    let (_folder, memory, address) = live();
     tests_handle(libc::BUS_MCEERR_AO, address);
     let mut bytes = [0; 64];
     memory.read(8 * PAGE, &mut bytes).unwrap();
@@ -99,6 +99,27 @@ fn poison_that_nobody_touched_is_left_to_the_access_that_meets_it() {
     assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
 }
 
+/// As where a page is larger than 4 KiB: the kernel maps no less.
+#[test]
+fn what_a_fault_takes_is_a_page_whatever_its_size() {
+    const LARGE: usize = 64 << 10;
+    // Somewhere in here four pages begin.
+    let memory = vec![7_u8; 5 * LARGE].leak();
+    let apart = memory.as_ptr().addr().wrapping_neg() % LARGE;
+    let pages = &mut memory[apart..apart + 4 * LARGE];
+    let start = pages.as_mut_ptr().expose_provenance();
+    let known = Registration::new(start, pages.len(), LARGE).unwrap();
+    tests_handle(libc::BUS_MCEERR_AR, start + 2 * LARGE + 5000);
+    let byte = |offset: usize| {
+        // SAFETY: inside of what is leaked above, of which a page was replaced.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(start + offset).read_volatile() }
+    };
+    let ends = [2 * LARGE - 1, 2 * LARGE, 3 * LARGE - 1, 3 * LARGE];
+    assert_eq!(ends.map(byte), [7, 0, 0, 7]);
+    let found = |offset| known.damage().find(offset, 1);
+    assert_eq!(ends.map(found), [None, Some(2 * LARGE), Some(2 * LARGE), None]);
+}
+
 /// In a child process: the handler before ours lets the next signal end it.
 #[test]
 fn a_signal_that_was_sent_is_passed_on_whatever_address_it_names() {
@@ -106,7 +127,7 @@ fn a_signal_that_was_sent_is_passed_on_whatever_address_it_names() {
         "pmem::fault::tests::a_signal_that_was_sent_is_passed_on_whatever_address_it_names";
     const CHILD: &str = "ESKER_MEDIA_FAULT";
     if std::env::var_os(CHILD).is_some() {
-        let (_folder, memory, address) = live(24);
+        let (_folder, memory, address) = live();
         tests_handle(libc::SI_USER, address);
         memory.read(8 * PAGE, &mut [0; 64]).unwrap();
         let own = rustix::process::getpid();
