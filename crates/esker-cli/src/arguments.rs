@@ -21,15 +21,19 @@ impl Arguments {
     /// What would be taken and then have no effect.
     pub(crate) fn read() -> Result<Arguments, Failure> {
         let matches = Arguments::command().get_matches();
-        if let Some(("put", put)) = matches.subcommand()
-            && put.contains_id("urls")
+        if let Some((_, command)) = matches.subcommand()
+            && command.try_contains_id("urls").is_ok_and(|is_there| is_there)
         {
             // From the environment they are there for whichever command asks.
-            let is_given = |name: &&str| put.value_source(name) == Some(ValueSource::CommandLine);
-            if let Some(name) = ["size", "engine", "pmem_emulate"].into_iter().find(is_given) {
-                let name = name.replace('_', "-");
+            let is_given = |name: &&str| {
+                command.try_contains_id(name).is_ok()
+                    && command.value_source(name) == Some(ValueSource::CommandLine)
+            };
+            let of_a_store = ["paths", "size", "engine", "pmem_emulate"];
+            if let Some(name) = of_a_store.into_iter().find(is_given) {
+                let name = if name == "paths" { "data".into() } else { name.replace('_', "-") };
                 let words = format!(
-                    "--{name} is of a new store, and servers have theirs: not with --server"
+                    "--{name} is of a store that is opened here, and servers have theirs: not with --server"
                 );
                 return Err(Failure::usage(words));
             }

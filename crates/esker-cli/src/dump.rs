@@ -31,8 +31,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The format in short, for `--help`.
@@ -45,6 +45,8 @@ Keys and values that are not UTF-8 are in Base64, as key_base64 and value_base64
 
 const FORMAT: &str = "esker-dump";
 const VERSION: u32 = 1;
+/// More than the first line has, in bytes.
+const HEADER_SIZE_MAX: u64 = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -143,9 +145,14 @@ impl Target {
         let mut options = OpenOptions::new();
         options.write(true).mode(0o600);
         let names = match (std::fs::metadata(&path), path.file_name()) {
+            (Ok(found), _) if found.file_type().is_block_device() => {
+                let words = format!("{} is a disk, and a dump goes to a file", path.display());
+                return Err(Failure::usage(words));
+            }
             (Ok(found), _) if !found.is_file() => None,
             (_, None) => None,
             (_, Some(name)) => {
+                check_replaced(&path)?;
                 let until = path.with_file_name(format!(".{}.esker", name.display()));
                 // That of a dump which was killed is written over.
                 options.create(true);
@@ -171,6 +178,24 @@ impl Target {
         }
         self.names = None;
         Ok(())
+    }
+}
+
+/// Refuses a file that a dump is not to take the place of: one that is none. It may be a store's.
+fn check_replaced(path: &Path) -> Result<(), Failure> {
+    let start = format!("{{\"format\":\"{FORMAT}\"");
+    let mut found = Vec::new();
+    #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
+    let opened = File::open(path);
+    let read = opened.and_then(|file| file.take(start.len() as u64).read_to_end(&mut found));
+    match read {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Failure::io(path.display(), &error)),
+        Ok(_) if found.is_empty() || found == start.as_bytes() => Ok(()),
+        Ok(_) => {
+            let words = "is no dump: it stays, and a dump needs another name";
+            Err(Failure::usage(format!("{} {words}", path.display())))
+        }
     }
 }
 
@@ -333,7 +358,11 @@ impl DumpReader {
     }
 
     fn header(&mut self) -> Result<(), String> {
-        let line = self.next_line()?;
+        self.line += 1;
+        let mut line = Vec::new();
+        // What is no dump may have no lines.
+        let mut input = (&mut self.input).take(HEADER_SIZE_MAX);
+        input.read_until(b'\n', &mut line).map_err(|error| error.to_string())?;
         let header: Header =
             serde_json::from_slice(&line).map_err(|_| "this is no dump of esker".to_owned())?;
         if header.format != FORMAT {
@@ -402,12 +431,13 @@ mod tests {
     fn a_file_is_written_by_one_dump_at_a_time() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("items");
-        std::fs::write(&path, b"earlier").expect("a file");
+        std::fs::write(&path, b"").expect("a file");
         let mut first = Target::create(&path).map_err(|_| "first").expect("a target");
-        first.file.write_all(b"first").expect("written");
+        let header = b"{\"format\":\"esker-dump\",\"version\":1}\n";
+        first.file.write_all(header).expect("written");
         assert!(Target::create(&path).is_err(), "the first one is not done");
         first.finish().expect("done");
-        assert_eq!(std::fs::read(&path).expect("a file"), b"first");
+        assert_eq!(std::fs::read(&path).expect("a file"), header);
         let mut killed = Target::create(&path).map_err(|_| "next").expect("a target");
         killed.file.write_all(b"some more that was never done").expect("written");
         // A kill leaves the file, and no lock.
@@ -417,6 +447,9 @@ mod tests {
         let mut next = Target::create(&path).map_err(|_| "next").expect("a target");
         next.file.write_all(b"next").expect("written");
         next.finish().expect("done");
+        assert_eq!(std::fs::read(&path).expect("a file"), b"next");
+        assert!(!until.exists());
+        assert!(Target::create(&path).is_err(), "what is there is no dump");
         assert_eq!(std::fs::read(&path).expect("a file"), b"next");
         assert!(!until.exists());
     }

@@ -65,7 +65,11 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         secrets,
         asked: AskedOfNew {
             size: arguments.size.as_ref().map(|size| format!("--size {size}")),
-            no_cache: None,
+            no_cache: arguments
+                .cache
+                .as_ref()
+                .filter(|_| !config.cache)
+                .map(|given| format!("--cache {given}")),
         },
     };
     service.run(|_| Ok(()), || Ok(()))

@@ -99,7 +99,8 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         // Before there is a file that it does not fit in.
         backup.chunks_in(sized.size_bytes)?;
         before_replacing(&backup, options)?;
-        let memory = devices::open_memory(&sized)?;
+        let is_free = |memory: &dyn Pmem| backup.is_free_memory(memory);
+        let memory = devices::open_memory_to_restore(&sized, is_free)?;
         return restore_flat(&backup, &*memory, options.format, &options.progress);
     }
     check_engine(options, EngineKind::Depot)?;
@@ -121,7 +122,8 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         }
     }
     before_replacing(&backup, options)?;
-    let device = devices::open(&sized, Some(backup.shape()))?;
+    let is_free = |device: &dyn BlockDevice| backup.is_free_device(device);
+    let device = devices::open_to_restore(&sized, backup.shape(), is_free)?;
     restore_depot(&backup, &*device, options.format, &options.progress)
 }
 

@@ -59,11 +59,52 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
     Ok(to_read(Arc::new(device), options.read_only))
 }
 
-/// Whether a store's own file in its folder gets the size that a new store is to have. One that the path itself names, or a member of several, has the
-/// size that somebody gave it.
+/// As [`open`], for a restore: a store's own file gets the size of `options` if it is free, as one is that a restore of another size
+/// did not bring to its end.
+pub(crate) fn open_to_restore(
+    options: &Options,
+    shape: Shape,
+    is_free: impl Fn(&dyn BlockDevice) -> Result<bool>,
+) -> Result<Arc<dyn BlockDevice>> {
+    let device = open(options, Some(shape))?;
+    let has_size = device.geometry().size_bytes == options.size_bytes;
+    if has_size || !is_own_file(DATA_FILE, options)? || !is_free(&*device)? {
+        return Ok(device);
+    }
+    // And its lock with it.
+    drop(device);
+    open(&Options { format: true, ..options.clone() }, Some(shape))
+}
+
+/// As [`open_memory`], for a restore; see [`open_to_restore`].
+pub(crate) fn open_memory_to_restore(
+    options: &Options,
+    is_free: impl Fn(&dyn Pmem) -> Result<bool>,
+) -> Result<Arc<dyn Pmem>> {
+    let memory = open_memory(options)?;
+    let has_size = memory.size_bytes() == options.size_bytes;
+    if has_size || !is_own_file(MEMORY_FILE, options)? || !is_free(&*memory)? {
+        return Ok(memory);
+    }
+    drop(memory);
+    open_memory(&Options { format: true, ..options.clone() })
+}
+
+/// Whether the store of `options` is in a file of its own in its folder.
+fn is_own_file(file_name: &str, options: &Options) -> Result<bool> {
+    Ok(is_own(&locate(&options.path, file_name, false)?, file_name, options))
+}
+
+/// Whether this is a store's own file in its folder. One that the path itself names, or a member of several, has the size that somebody
+/// gave it.
+fn is_own(found: &Located, file_name: &str, options: &Options) -> bool {
+    let is_named = found.path == options.path || !found.path.ends_with(file_name);
+    found.exists && !is_named && options.devices.is_empty()
+}
+
+/// Whether a store's own file gets the size that a new store is to have.
 fn is_made_anew(found: &Located, file_name: &str, options: &Options) -> bool {
-    let is_own = found.path != options.path && found.path.ends_with(file_name);
-    options.format && !options.read_only && options.devices.is_empty() && found.exists && is_own
+    options.format && !options.read_only && is_own(found, file_name, options)
 }
 
 /// The engine whose data are in the folder, or one of several, if any are. Of the two kinds of `flat` it says one: the store knows.

@@ -25,7 +25,6 @@ use rustix::process::geteuid;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Folder for the data of those who name none.
@@ -163,13 +162,9 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
     store.durability = Durability::None;
     store.cache = plan.evict;
     let on_shutdown = plan.shutdown.then(|| {
-        let asked = AtomicBool::new(false);
-        ShutdownHook::new(move || {
-            // Once: a second signal would end the process amid the first one's clean stop.
-            if asked.swap(true, Ordering::Relaxed) {
-                return;
-            }
-            if let Err(error) = signal_hook::low_level::raise(signal_hook::consts::SIGINT) {
+        ShutdownHook::new(|| {
+            // Not SIGINT, which would end the process amid a clean stop that another signal began.
+            if let Err(error) = signal_hook::low_level::raise(signal_hook::consts::SIGUSR1) {
                 tracing::warn!("shutdown failed: {error}");
             }
         })

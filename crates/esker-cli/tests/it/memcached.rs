@@ -1,6 +1,7 @@
 //! `esker memcached`: started as memcached is, with its options.
 
 use crate::program::{Scratch, program};
+use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -571,5 +572,33 @@ fn a_shutdown_that_two_clients_ask_for_loses_nothing() {
     running.ends();
     let running = Running::start(&scratch, &options);
     assert_eq!(talk(&port, "get k\r\nshutdown\r\n"), "VALUE k 0 2\r\nhi\r\nEND\r\n");
+    running.ends();
+}
+
+#[test]
+fn a_shutdown_that_is_asked_for_amid_a_clean_stop_loses_nothing() {
+    let scratch = Scratch::new();
+    let port = port();
+    let options = ["-l", "127.0.0.1", "-p", &port, "-A", "-o", "data=here"];
+    for round in 0..4 {
+        let running = Running::start(&scratch, &options);
+        let set = format!("set k{round} 0 0 2\r\nhi\r\nquit\r\n");
+        assert_eq!(talk(&port, &set), "STORED\r\n");
+        let mut client = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
+        client.write_all(b"mn\r\n").expect("send");
+        client.read_exact(&mut [0; 4]).expect("an answer");
+        let process = Pid::from_child(&running.0);
+        rustix::process::kill_process(process, Signal::TERM).expect("signal");
+        // The stop has begun by now, and waits for who is idle.
+        esker_trt::sleep(Duration::from_millis(20 * round));
+        let _ = client.write_all(b"shutdown\r\n");
+        running.ends();
+    }
+    let running = Running::start(&scratch, &options);
+    for round in 0..4 {
+        let get = format!("get k{round}\r\nquit\r\n");
+        assert_eq!(talk(&port, &get), format!("VALUE k{round} 0 2\r\nhi\r\nEND\r\n"));
+    }
+    assert_eq!(talk(&port, "shutdown\r\n"), "");
     running.ends();
 }

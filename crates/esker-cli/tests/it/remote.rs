@@ -241,7 +241,12 @@ fn what_is_of_a_new_store_is_refused_where_a_server_is_asked() {
     ] {
         let put = ["put", "k", "v", "--server", "native://127.0.0.1:1"];
         let ran = scratch.run(&[&put[..], option].concat()).exits_with(2);
-        assert!(ran.said.starts_with(&format!("esker: {name} is of a new store")), "{ran:?}");
+        assert!(ran.said.starts_with(&format!("esker: {name} is of a store")), "{ran:?}");
+    }
+    for command in [&["get", "k"][..], &["delete", "k"], &["stat"], &["backup", "copies"]] {
+        let more = ["--server", "native://127.0.0.1:1", "--data", "here"];
+        let ran = scratch.run(&[command, &more].concat()).exits_with(2);
+        assert!(ran.said.starts_with("esker: --data is of a store"), "{ran:?}");
     }
 }
 

@@ -102,8 +102,9 @@ fn a_dump_that_skips_what_is_damaged_has_all_else_and_says_so() {
 fn a_dump_replaces_what_a_link_names_and_goes_into_a_device_as_it_is() {
     let scratch = Scratch::new();
     scratch.run(&["put", "k", "v"]).exits_with(0);
-    std::fs::write(scratch.path("old"), "much that is longer than a dump of one item".repeat(9))
-        .expect("write");
+    let header = "{\"format\":\"esker-dump\",\"version\":1}\n";
+    let old = header.to_owned() + &"much that is longer than a dump of one item".repeat(9);
+    std::fs::write(scratch.path("old"), old).expect("write");
     std::os::unix::fs::symlink("old", scratch.path("link")).expect("link");
     scratch.run(&["dump", "link"]).exits_with(0);
     assert!(std::fs::symlink_metadata(scratch.path("link")).expect("there").is_symlink());
@@ -112,6 +113,40 @@ fn a_dump_replaces_what_a_link_names_and_goes_into_a_device_as_it_is() {
     assert_eq!(scratch.run(&["dump", "/dev/stdout"]).exits_with(0).text(), lines);
     scratch.run(&["dump", "esker-data"]).exits_with(3);
     scratch.run(&["dump", "nowhere/items.jsonl"]).exits_with(3);
+}
+
+#[test]
+fn a_dump_takes_the_place_of_no_file_but_a_dump() {
+    let scratch = Scratch::new();
+    for engine in ["depot", "flex"] {
+        let data = scratch.path(engine);
+        let data = data.to_str().expect("text");
+        scratch.run(&["put", "k", "v", "--data", data, "--engine", engine]).exits_with(0);
+        for entry in std::fs::read_dir(data).expect("a folder") {
+            let file = entry.expect("a file").path();
+            if file.metadata().expect("there").len() == 0 {
+                continue;
+            }
+            let file = file.to_str().expect("text");
+            let ran = scratch.run(&["dump", file, "--data", data]).exits_with(2);
+            assert!(ran.said.contains("is no dump: it stays"), "{ran:?}");
+        }
+        assert_eq!(scratch.run(&["get", "k", "--data", data]).exits_with(0).text(), "v");
+    }
+    std::fs::write(scratch.path("words"), "of somebody").expect("write");
+    scratch.run(&["dump", "words", "--data", "depot"]).exits_with(2);
+    let words = std::fs::read_to_string(scratch.path("words")).expect("there");
+    assert_eq!(words, "of somebody");
+}
+
+#[test]
+fn what_is_no_dump_is_refused_however_long_its_first_line_is() {
+    let scratch = Scratch::new();
+    let file = std::fs::File::create(scratch.path("zeros")).expect("a file");
+    // More than any machine has memory for.
+    file.set_len(1 << 43).expect("a long file");
+    let ran = scratch.run(&["load", "zeros"]).exits_with(3);
+    assert!(ran.said.contains("zeros:1: this is no dump of esker"), "{ran:?}");
 }
 
 #[test]

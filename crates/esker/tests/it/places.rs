@@ -69,6 +69,37 @@ fn a_restore_that_failed_leaves_no_place_for_a_new_store() {
 }
 
 #[test]
+fn a_restore_that_is_done_again_has_the_size_that_is_asked_for_then() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let backup = backed_up(&folder, kind);
+        let file = longest(&backup);
+        let whole = std::fs::read(&file).unwrap();
+        let mut target = options(&folder, "target", None);
+        // Smaller and larger than before, and than what was backed up.
+        for (first, then) in [(32, 96), (96, 32), (48, 0)] {
+            std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+            target.size_bytes = first * MIB;
+            restore(&backup, &target).unwrap_err();
+            std::fs::write(&file, &whole).unwrap();
+            target.size_bytes = then * MIB;
+            restore(&backup, &target).unwrap();
+            let store = Store::open(&target).unwrap();
+            let wanted = if then == 0 { 64 } else { then };
+            assert!(is_about(&store, wanted * MIB), "{kind}, {then}: {:?}", store.stats());
+            assert_eq!(store.iter().count(), 300, "{kind}");
+            store.close().unwrap();
+            drop(store);
+            // What is there now is a store, whichever size is asked for.
+            target.size_bytes = 80 * MIB;
+            restore(&backup, &target).unwrap_err();
+            assert_eq!(Store::open(&target).unwrap().iter().count(), 300, "{kind}");
+            std::fs::remove_dir_all(&target.path).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_backup_takes_the_place_of_no_file_but_a_backup() {
     for kind in EngineKind::ALL {
         let folder = tempfile::tempdir().unwrap();

@@ -49,9 +49,8 @@ impl Backup<'_, Manifest> {
     /// # Errors
     /// `InvalidArgument` if it does not reach to the last one in use.
     pub(crate) fn segments_in(&self, size_bytes: u64) -> Result<u64> {
-        let old = &self.manifest.superblock;
-        let (start, size, grain) = (old.data_offset, old.segment_size_bytes, old.grain_size_bytes);
-        let count = Layout::segments_in(size_bytes, start, size, grain);
+        let (start, size) = self.shape();
+        let count = u64::from(self.superblock_of(size_bytes).segment_count);
         let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
         let least = last.max(SEGMENT_COUNT_MIN);
         if count < least {
@@ -92,15 +91,29 @@ impl Backup<'_, Manifest> {
     /// `InvalidArgument` if the store does not fit there.
     pub(crate) fn superblock(&self, device: &dyn BlockDevice) -> Result<Superblock> {
         self.check_blocks(device)?;
-        let old = &self.manifest.superblock;
         let size = device.geometry().size_bytes;
-        let count = self.segments_in(size).map_err(|error| error.device(device.name()))?;
-        Ok(Superblock {
-            device_size_bytes: size,
+        self.segments_in(size).map_err(|error| error.device(device.name()))?;
+        Ok(self.superblock_of(size))
+    }
+
+    /// See [`Backup::superblock`], of whatever size.
+    fn superblock_of(&self, size_bytes: u64) -> Superblock {
+        let old = &self.manifest.superblock;
+        let (start, size, grain) = (old.data_offset, old.segment_size_bytes, old.grain_size_bytes);
+        let count = Layout::segments_in(size_bytes, start, size, grain);
+        Superblock {
+            device_size_bytes: size_bytes,
             segment_count: u32::try_from(count).unwrap_or(u32::MAX),
             generation: old.generation.saturating_add(1),
             ..*old
-        })
+        }
+    }
+
+    /// Whether there is nothing on `device` but what a restore left that did not end.
+    pub(crate) fn is_free_device(&self, device: &dyn BlockDevice) -> Result<bool> {
+        let superblock = self.superblock_of(device.geometry().size_bytes);
+        let (layout, pool) = (Layout::of(&superblock), BufferPool::default());
+        Ok(!Target { device, layout, pool }.is_taken()?)
     }
 }
 

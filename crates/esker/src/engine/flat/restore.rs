@@ -73,6 +73,12 @@ impl Backup<'_, FlatManifest> {
             self.chunks_in(size_bytes).map_err(|error| error.device(memory.name()))?;
         Ok(Superblock { size_bytes, chunk_count, ..self.manifest.superblock })
     }
+
+    /// Whether there is nothing in `memory` but what a restore left that did not end.
+    pub(crate) fn is_free_memory(&self, memory: &dyn Pmem) -> Result<bool> {
+        let layout = Layout::of(&self.manifest.superblock);
+        Ok(!Target { memory, layout, pool: BufferPool::default() }.is_taken()?)
+    }
 }
 
 /// Memory that becomes a store.
