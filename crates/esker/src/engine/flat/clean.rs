@@ -325,11 +325,14 @@ impl Flat {
 
     /// Frees a chunk of a log of which nothing counts.
     pub(super) fn release_log(&self, cleaner: &mut Cleaner, number: u32) -> Result<()> {
-        let generation = self.chunks.get(number).map_or(0, Chunk::generation);
+        let chunk = self.chunks.get(number);
+        let generation = chunk.map_or(0, Chunk::generation);
+        let bytes = chunk.map_or(0, |chunk| u64::from(chunk.tail.load(Ordering::Relaxed)));
         // PERSIST: whatever counted stands elsewhere, durably.
         let released = self.chunks.release(&*self.memory, number, self.versions.next());
         released.map_err(|error| self.poison(&error))?;
         cleaner.damaged.remove(&number);
+        cleaner.futile.iter_mut().for_each(|futile| futile.has_gone(bytes));
         // C4.
         let left = cleaner.left.remove(&number).unwrap_or_default();
         self.free_left(number, generation, left);

@@ -20,6 +20,7 @@
 //! # Failure
 //! Nothing of this is on media: after another open, with other groups, a chunk has another cleaner.
 
+use super::chunks::Chunk;
 use super::clean::Cleaner;
 use super::commit::Log;
 use super::pack::{Emptying, Packer};
@@ -117,6 +118,13 @@ impl Flat {
                 return cleaner;
             }
         }
+    }
+
+    /// The chunk, if it is of a log that this cleaner has: one that came free, and then was begun by another group while its cleaner was
+    /// waited for, is not. Whose it is was said before it is a log.
+    pub(super) fn log_of(&self, cleaner: &Cleaner, number: u32) -> Option<&Chunk> {
+        let chunk = self.chunks.get(number).filter(|chunk| chunk.is_log())?;
+        (self.group_of_log(number) == cleaner.group).then_some(chunk)
     }
 
     /// Lets all cleaners stand still.

@@ -229,23 +229,29 @@ impl Flat {
     }
 
     /// Makes an entry durable, beside what others want at the same time. Its version is higher than `after`. If nobody
-    /// else wants anything, `meanwhile` is done while its lines are on their way to the media.
+    /// else wants anything, `meanwhile` is done while its lines are on their way to the media. Otherwise it is dropped before the
+    /// caller's task waits: what it holds of the index must not be held while others run.
     #[inline]
-    pub(super) fn commit(
+    pub(super) fn commit<T>(
         &self,
         core: usize,
         after: u64,
         entry: &EncodeEntry<'_>,
-        meanwhile: impl FnOnce(),
-    ) -> Result<Placed> {
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<(Placed, Option<T>)> {
         let Some(alone) = self.batcher.alone(core) else {
+            drop(meanwhile);
             let entries = Entries::One(LogEntry::new(entry, Stamp::Place));
             let wanted = Wanted { entries, after };
             let landed = self.batcher.post_on(self, core, wanted).wait()?;
             let placed = landed.placed().first().copied();
-            return placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"));
+            let placed = placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"))?;
+            return Ok((placed, None));
         };
-        alone.append(|core| self.append_one(core, after, entry, meanwhile))
+        let mut done = None;
+        let meanwhile = || done = Some(meanwhile());
+        let placed = alone.append(|core| self.append_one(core, after, entry, meanwhile))?;
+        Ok((placed, done))
     }
 
     /// Appends a batch of one entry to the log of a core, durably.
@@ -439,6 +445,12 @@ impl Flat {
 
     /// Takes free chunks for somebody of this core; makes room first if there are too few.
     pub(super) fn take_chunks(&self, core: usize, count: usize, whom: For) -> Result<u32> {
+        // Nothing makes way for what the store has no room for at all. One chunk is the root's.
+        let room = self.layout.chunk_count.saturating_sub(1 + self.chunks.bad_count());
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        if count > room.saturating_sub(self.chunks.kept(whom)) {
+            return Err(self.full());
+        }
         loop {
             if let Some(first) = self.take_free(count, whom)? {
                 if self.chunks.free_count() < self.reserve().1 {

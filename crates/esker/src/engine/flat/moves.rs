@@ -141,9 +141,12 @@ impl Flat {
         moves.done.into_iter().for_each(|(copied, new)| {
             self.follow(cleaner, victim.number, copied, new);
         });
-        // Of those that were to follow nobody knows.
+        // Of those that were to follow nobody knows, unless what failed was to make them durable: they may be.
         let undone = moves.forming.into_iter().filter_map(|copied| copied.new_record);
-        undone.for_each(|line| self.free_record(line));
+        match &copied {
+            Err(error) => undone.for_each(|line| self.give_back(error, Some(line))),
+            Ok(_) => undone.for_each(|line| self.free_record(line)),
+        }
         copied
     }
 
@@ -153,17 +156,22 @@ impl Flat {
             copied;
         let chunk = |word| self.chunks.get(self.layout.chunk_of(Place::of(word).offset));
         // Either the old place does not count any more, or the copy never did.
+        let is_buried = kind_of(new).is_tombstone() && !kind_of(old).is_tombstone();
+        // Before: whoever overtakes it counts it out.
+        if is_buried {
+            self.tombstones.fetch_add(1, Ordering::Relaxed);
+        }
         if self.index.replace(hash, &key, old, new) {
             chunk(old).into_iter().for_each(Chunk::count_dead);
-            if kind_of(new).is_tombstone() && !kind_of(old).is_tombstone() {
-                self.tombstones.fetch_add(1, Ordering::Relaxed);
-            }
             if let (Some(chunk), Some(expires_at)) = (chunk(new), expires_at) {
                 chunk.note_expiry(expires_at);
             }
             cleaner.shared.extend(shared_record);
             self.leave(cleaner, victim, old_record);
         } else {
+            if is_buried {
+                self.tombstones.fetch_sub(1, Ordering::Relaxed);
+            }
             chunk(new).into_iter().for_each(Chunk::count_dead);
             new_record.into_iter().for_each(|line| self.free_record(line));
         }

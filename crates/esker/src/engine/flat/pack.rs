@@ -148,8 +148,7 @@ impl Flat {
             // With the lock: nothing may change once a close has written the image.
             self.refuse()?;
             let may_go = self
-                .chunks
-                .get(number)
+                .log_of(&cleaner, number)
                 .is_some_and(|chunk| chunk.usage() == Use::Log && chunk.is_published())
                 && !self.hold.holds(number)
                 && !cleaner.damaged.contains(&number);
@@ -284,7 +283,7 @@ impl Flat {
         self.place_moved(key, record.key_length > 0, value, emptying.takes_chunks)
     }
 
-    /// Writes a record to a free block, durably; `None` if there is none, nor a free chunk that it may take.
+    /// Writes a record to a free block, durably; `None` if there is none, nor a free chunk that it may take, or no block is as large.
     pub(super) fn place_moved(
         &self,
         key: &[u8],
@@ -294,7 +293,7 @@ impl Flat {
     ) -> Result<Option<u64>> {
         let stored = if key_here { key.len() } else { 0 };
         let lines = record_size(stored, value.len() as u64).div_ceil(LINE as u64);
-        let (class, lines) = self.sizes.for_record(lines);
+        let Some((class, lines)) = self.sizes.for_record(lines) else { return Ok(None) };
         let place = || self.allocate_anywhere(0, self.sizes.alike(class));
         let mut found = place();
         // One for each cleaner's log stays.

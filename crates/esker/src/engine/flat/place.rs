@@ -88,11 +88,6 @@ impl Flat {
         self.layout.room() / (lines.max(1) * LINE as u64)
     }
 
-    /// Whether records of so many bytes have chunks of their own.
-    fn is_large(&self, size: u64) -> bool {
-        size > self.layout.room() / 2
-    }
-
     pub(super) fn bits(&self, chunk: &Chunk) {
         let words = self.blocks_of(1).div_ceil(64);
         chunk.bits.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
@@ -139,7 +134,8 @@ impl Flat {
     }
 
     fn allocate(&self, core: usize, whom: For, size: u64) -> Result<u64> {
-        if self.is_large(size) {
+        // One that no block has room for has chunks of its own.
+        let Some((class, lines)) = self.sizes.for_record(size.div_ceil(LINE as u64)) else {
             // The first chunk's headers stay; those of the others are overwritten.
             let count = (size + CHUNK_START).div_ceil(self.layout.chunk_size);
             let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -150,8 +146,7 @@ impl Flat {
                 chunk.live.store(1, Ordering::Relaxed);
             }
             return Ok(self.layout.start_of(first) + CHUNK_START);
-        }
-        let (class, lines) = self.sizes.for_record(size.div_ceil(LINE as u64));
+        };
         loop {
             let own = || self.allocate_block(core, class);
             // Before one of the last chunks is taken, which the logs need: what others do not need now, of up to twice the size.

@@ -149,12 +149,11 @@ impl Flat {
 
     /// Cleans a chunk, whatever there is to gain of it.
     fn clean_for_purge(&self, number: u32) -> Result<Became> {
-        let Some(chunk) = self.chunks.get(number) else { return Ok(Became::Free) };
         let mut cleaner = self.cleaner_of_log(number);
+        // With the lock: nothing may change once a close has written the image.
+        self.refuse()?;
+        let Some(chunk) = self.log_of(&cleaner, number) else { return Ok(Became::Free) };
         let generation = chunk.generation();
-        if !chunk.is_log() {
-            return Ok(Became::Free);
-        }
         if chunk.usage() == Use::OpenLog
             && !self.seal_logs(&mut cleaner, &mut |log, _| Ok(log == number))?
         {

@@ -346,9 +346,9 @@ impl Scan<'_> {
         options: &Options,
     ) -> Result<()> {
         let flat = self.flat;
-        let parts = Parts::new(flat.sample_of_keys(logs, self.clear));
         let turns = Turns::new(logs, &options.progress);
         let most = options.testing.collect_bytes.unwrap_or_else(|| collect_max(&flat.layout));
+        let parts = Parts::new(flat.sample_of_keys(logs, self.clear, most / 4));
         let share = most / flat.threads.max(1) as u64;
         while turns.left() > 0 {
             let (all, held) = (Mutex::new(Vec::new()), AtomicU64::new(0));

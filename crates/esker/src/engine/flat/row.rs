@@ -105,7 +105,7 @@ impl Flat {
         for number in logs {
             let mut cleaner = self.cleaner_of_log(number);
             let may_go = |chunk: &Chunk| chunk.usage() == Use::Log && chunk.is_published();
-            if self.chunks.get(number).is_some_and(may_go) {
+            if self.log_of(&cleaner, number).is_some_and(may_go) {
                 self.clean_chunk(&mut cleaner, number)?;
             }
         }

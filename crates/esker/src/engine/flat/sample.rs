@@ -13,7 +13,6 @@ use super::Flat;
 use super::batches::Batches;
 use esker_base::rng::Rng;
 use esker_format::flat::{CHUNK_START, ChunkHeader, Entry, EntryKey};
-use std::borrow::Cow;
 
 /// Fewest logs for which a sample is worth its while.
 const LOGS_MIN: usize = 16;
@@ -22,6 +21,8 @@ const LOGS_MIN: usize = 16;
 const PIECES_MAX: usize = 1024;
 /// Most pieces of a sample of which the keys themselves are wanted.
 const KEY_PIECES_MAX: usize = 64;
+/// Bytes of a key that a sample has: where keys are alike for longer, parts are of unlike size.
+const KEY_START_MAX: usize = 256;
 /// Bytes of a piece.
 const PIECE_SIZE: u64 = 16 << 10;
 
@@ -42,11 +43,22 @@ impl Flat {
         Some(keys_of(hashes, bytes, all))
     }
 
-    /// Some keys of these logs, as likely as they are frequent.
-    pub(super) fn sample_of_keys(&self, logs: &[&ChunkHeader], clear: u64) -> Vec<Vec<u8>> {
-        let mut keys = Vec::new();
+    /// How some keys of these logs begin, as likely as they are frequent; of all together little more than `most` bytes.
+    pub(super) fn sample_of_keys(
+        &self,
+        logs: &[&ChunkHeader],
+        clear: u64,
+        most: u64,
+    ) -> Vec<Vec<u8>> {
+        let (mut keys, mut bytes) = (Vec::new(), 0);
         self.sample(logs, KEY_PIECES_MAX, clear, |entry| {
-            keys.extend(self.key_of_entry(&entry).ok().flatten().map(Cow::into_owned));
+            if bytes < most
+                && let Ok(Some(key)) = self.key_of_entry(&entry)
+            {
+                let start = key.get(..KEY_START_MAX).unwrap_or(&key).to_vec();
+                bytes += (size_of::<Vec<u8>>() + start.len()) as u64;
+                keys.push(start);
+            }
         });
         keys
     }

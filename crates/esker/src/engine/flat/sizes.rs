@@ -37,10 +37,10 @@ impl Sizes {
         self.0.len()
     }
 
-    /// The class with the smallest blocks that have so many lines, and what they have; the largest one if none has.
-    pub(super) fn for_record(&self, lines: u64) -> (usize, u64) {
-        let class = self.0.partition_point(|size| *size < lines).min(self.count() - 1);
-        (class, self.0.get(class).copied().unwrap_or(lines))
+    /// The class with the smallest blocks that have so many lines, and what they have; `None` if no block has.
+    pub(super) fn for_record(&self, lines: u64) -> Option<(usize, u64)> {
+        let class = self.0.partition_point(|size| *size < lines);
+        Some((class, *self.0.get(class)?))
     }
 
     /// The class that a chunk with blocks of so many lines serves.
@@ -65,7 +65,7 @@ mod tests {
             let sizes = Sizes::of(chunk);
             let mut last = (0, 0);
             for lines in 1..=chunk / 2 {
-                let (class, size) = sizes.for_record(lines);
+                let (class, size) = sizes.for_record(lines).unwrap();
                 assert!(size >= lines && class >= last.0 && size >= last.1);
                 assert_eq!(class == last.0 && lines > 1, size == last.1, "{lines} of {chunk}");
                 let fits_best = chunk / size == chunk / lines;
@@ -74,13 +74,14 @@ mod tests {
                 last = (class, size);
             }
             assert_eq!(last.1, chunk / 2, "half a chunk is the largest");
+            assert_eq!(sizes.for_record(chunk / 2 + 1), None);
         }
     }
 
     #[test]
     fn a_chunk_of_a_size_that_is_none_serves_the_next_smaller_one() {
         let sizes = Sizes::of(65_534);
-        let (class, size) = sizes.for_record(100);
+        let (class, size) = sizes.for_record(100).unwrap();
         assert_eq!(size, 104);
         assert_eq!(sizes.of_chunk(105), class);
         assert_eq!(sizes.of_chunk(111), class);
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn those_alike_have_up_to_twice_the_size() {
         let sizes = Sizes::of(65_534);
-        let (class, _) = sizes.for_record(16);
+        let (class, _) = sizes.for_record(16).unwrap();
         assert_eq!(sizes.alike(class), class..class + 9);
         let largest = sizes.count() - 1;
         assert_eq!(sizes.alike(largest), largest..largest + 1);

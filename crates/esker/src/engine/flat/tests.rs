@@ -1,6 +1,7 @@
 //! What only the inside shows: writers that stand still at a bad moment.
 
 mod births;
+mod bounds;
 mod checks;
 mod clears;
 mod killed;
@@ -48,7 +49,7 @@ fn put(store: &Flat, key: &[u8]) {
 fn append_tombstone(store: &Flat, key: &[u8]) -> Placed {
     let prepared = store.prepare_delete(0, key).unwrap();
     let lock = store.keys.lock(store.hasher.hash(key));
-    store.commit(0, lock.last(), &prepared.entry, || ()).unwrap()
+    store.commit(0, lock.last(), &prepared.entry, || ()).unwrap().0
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn put_on(store: &Flat, core: usize, key: &[u8]) {
     let prepared = store.prepare_put(core, key, &[3; 200], Attributes::default()).unwrap();
     let lock = store.keys.lock(hash);
     let found = store.find(hash, key).unwrap();
-    let placed = store.commit(core, lock.last(), &prepared.entry, || ()).unwrap();
+    let placed = store.commit(core, lock.last(), &prepared.entry, || ()).unwrap().0;
     lock.follow(placed.version);
     store.publish(hash, key, found, placed.word).unwrap();
 }
@@ -189,7 +190,7 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
         stop.barrier.wait();
         let prepared = store.prepare_delete(1, key).unwrap();
         let lock = store.keys.lock(hash);
-        let deleted = store.commit(1, lock.last(), &prepared.entry, || ()).unwrap();
+        let deleted = store.commit(1, lock.last(), &prepared.entry, || ()).unwrap().0;
         lock.follow(deleted.version);
         let found = store.find(hash, key).unwrap();
         store.publish(hash, key, found, deleted.word).unwrap();

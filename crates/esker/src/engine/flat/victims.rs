@@ -52,6 +52,13 @@ pub(super) struct Futile {
     needed: u64,
 }
 
+impl Futile {
+    /// A log of so many bytes is gone, which may all have been dead.
+    pub(super) fn has_gone(&mut self, bytes: u64) {
+        self.dead_bytes = self.dead_bytes.saturating_sub(bytes);
+    }
+}
+
 /// A pass of a search over the logs of a group.
 #[derive(Clone, Copy, Debug)]
 struct Pass {

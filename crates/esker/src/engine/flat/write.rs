@@ -30,6 +30,12 @@ pub(super) struct Prepared<'a> {
     pub(super) record: Option<u64>,
 }
 
+/// What the index has of a key before it follows a new entry.
+enum Looked<'i> {
+    Near(Near<'i>),
+    Found(Result<Option<Word>>),
+}
+
 impl Flat {
     pub(super) fn check_key(&self, key: &[u8], operation: &'static str) -> Result<()> {
         if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
@@ -84,16 +90,17 @@ impl Flat {
             }
             (found, false)
         };
-        let mut near = if late { self.index.near(key) } else { None };
+        let near = if late { self.index.near(key) } else { None };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
-        let mut asked = None;
-        let meanwhile = || match &mut near {
-            Some(near) => near.go_on(key),
-            None if late => asked = Some(self.find(hash, key)),
-            None => {}
+        let meanwhile = || match near {
+            Some(mut near) => {
+                near.go_on(key);
+                Some(Looked::Near(near))
+            }
+            None => late.then(|| Looked::Found(self.find(hash, key))),
         };
-        let placed = self.append_prepared(core, &lock, &prepared, meanwhile)?;
+        let (placed, looked) = self.append_prepared(core, &lock, &prepared, meanwhile)?;
         self.note_expiry(placed.word, attributes);
         if !late {
             if lost {
@@ -102,12 +109,17 @@ impl Flat {
             self.publish(hash, key, found, placed.word)?;
             return Ok(Outcome::Stored(placed.version));
         }
-        if let Some(near) = near {
-            self.publish_near(near, hash, key, placed.word)?;
-        } else {
-            let found = asked.unwrap_or_else(|| self.find(hash, key));
-            let found = found.map_err(|error| self.poison(&error))?;
-            self.publish(hash, key, found, placed.word)?;
+        // Nobody did while others wrote the entry along.
+        let looked = looked.flatten().unwrap_or_else(|| match self.index.near(key) {
+            Some(near) => Looked::Near(near),
+            None => Looked::Found(self.find(hash, key)),
+        });
+        match looked {
+            Looked::Near(near) => self.publish_near(near, hash, key, placed.word)?,
+            Looked::Found(found) => {
+                let found = found.map_err(|error| self.poison(&error))?;
+                self.publish(hash, key, found, placed.word)?;
+            }
         }
         Ok(Outcome::Stored(placed.version))
     }
@@ -133,7 +145,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_delete(core, key)?;
-        let placed = self.append_prepared(core, &lock, &prepared, || ())?;
+        let (placed, _) = self.append_prepared(core, &lock, &prepared, || ())?;
         if lost {
             self.lose(hash, key)?;
         }
@@ -220,17 +232,17 @@ impl Flat {
     /// Makes a prepared entry durable; `meanwhile` as in [`Flat::commit`]. If that has no room, its record's place is free
     /// again.
     #[inline]
-    fn append_prepared(
+    fn append_prepared<T>(
         &self,
         core: usize,
         lock: &KeyLock<'_>,
         prepared: &Prepared<'_>,
-        meanwhile: impl FnOnce(),
-    ) -> Result<Placed> {
-        let placed = self.commit(core, lock.last(), &prepared.entry, meanwhile);
-        let placed = placed.inspect_err(|error| self.give_back(error, prepared.record))?;
-        lock.follow(placed.version);
-        Ok(placed)
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<(Placed, Option<T>)> {
+        let done = self.commit(core, lock.last(), &prepared.entry, meanwhile);
+        let done = done.inspect_err(|error| self.give_back(error, prepared.record))?;
+        lock.follow(done.0.version);
+        Ok(done)
     }
 
     /// Frees the record of an entry that was not appended. After any other failure the entry may survive.

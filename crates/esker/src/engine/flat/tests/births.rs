@@ -100,7 +100,7 @@ fn what_a_waiting_batch_put_stays_deleted() {
     let found = store.find(hash, &key).unwrap();
     let prepared = store.prepare_delete(other, &key).unwrap();
     let lock = store.keys.lock(hash);
-    let deleted = store.commit(other, lock.last(), &prepared.entry, || ()).unwrap();
+    let deleted = store.commit(other, lock.last(), &prepared.entry, || ()).unwrap().0;
     lock.follow(deleted.version);
     drop(lock);
     store.publish(hash, &key, found, deleted.word).unwrap();

@@ -248,7 +248,7 @@ fn a_put_finds_no_tombstone_any_more_under_a_hash_of_which_something_was_lost() 
     let tombstone = store.find(hash, key).unwrap().unwrap();
     let prepared = store.prepare_put(0, key, b"new", Attributes::default()).unwrap();
     let lock = store.keys.lock(hash);
-    let placed = store.commit(0, lock.last(), &prepared.entry, || ()).unwrap();
+    let placed = store.commit(0, lock.last(), &prepared.entry, || ()).unwrap().0;
     lock.follow(placed.version);
     assert!(store.index.remove(hash, key, tombstone));
     store.let_go(tombstone, None);
