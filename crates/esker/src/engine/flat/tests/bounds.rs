@@ -90,7 +90,7 @@ fn a_value_that_no_store_of_this_size_has_room_for_costs_nothing() {
         assert!(store.write_checkpoint().unwrap());
         let holding = store.begin_hold(HashSet::from([open_chunk(&store, 0)])).unwrap();
         let before = (store.chunks.free_count(), store.moves());
-        let error = put_value(&store, b"large", &[1; 100 * CHUNK_SIZE as usize]).unwrap_err();
+        let error = put_value(&store, b"large", &[1; 1 << 20]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{engine}: {error}");
         let after = (store.chunks.free_count(), store.moves());
         assert!(!holding.is_broken(), "{engine}: the backup goes on");
