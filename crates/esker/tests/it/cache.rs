@@ -1,11 +1,11 @@
 //! Caches: a full one evicts, and never has an older value than it had.
 
 use crate::support::{SEGMENT_SIZE, device, open, options};
-use esker::{Condition, Durability, ErrorKind, Options, Outcome, PutOptions, Store};
+use esker::{Batch, Condition, Durability, ErrorKind, Options, Outcome, PutOptions, Store};
 use esker_base::clock::Clock;
 use esker_base::rng::Rng;
 use esker_media::BlockDevice;
-use esker_media::sim::{Asking, Initial, SimBlock, SimBlockOptions};
+use esker_media::sim::{Asking, FaultKind, FaultPlan, Initial, SimBlock, SimBlockOptions, Trigger};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -310,8 +310,9 @@ fn evictions_are_items_that_went() {
 }
 
 /// A cache in which the record of `k` cannot be read.
-fn with_damage(seed: u64) -> (Arc<SimBlock>, Options) {
+fn with_damage(seed: u64, hash_mask: u64) -> (Arc<SimBlock>, Options) {
     let (mut options, old) = (cache_options(seed), device(seed));
+    options.testing.hash_mask = hash_mask;
     let store = open(&old, &options).unwrap();
     for key in [b"a", b"k", b"b"] {
         store.put(key, &[key[0]; 300]).unwrap();
@@ -356,7 +357,7 @@ fn what_cannot_be_read_of_a_cache_is_gone_and_keeps_no_write_from_its_key() {
     ];
     for (place, write) in writes.into_iter().enumerate() {
         let seed = 40 + 3 * place as u64;
-        let (damaged, options) = with_damage(seed);
+        let (damaged, options) = with_damage(seed, u64::MAX);
         let mut store = open(&damaged, &options).unwrap();
         let values = |store: &Store| {
             let bytes = |value: Option<esker::Value>| value.map(|value| value.to_vec());
@@ -376,5 +377,48 @@ fn what_cannot_be_read_of_a_cache_is_gone_and_keeps_no_write_from_its_key() {
             store.close().unwrap();
             store = open(&damaged, &options).unwrap();
         }
+    }
+}
+
+/// The index tells keys apart by a few bits of their hashes, here by none.
+#[test]
+fn what_was_deleted_while_nothing_could_be_read_does_not_come_back() {
+    let (mut options, device) = (cache_options(71), device(71));
+    options.testing.hash_mask = 0;
+    options.record_cache_bytes = 0;
+    let mut store = open(&device, &options).unwrap();
+    let keys: Vec<[u8; 2]> = (0..22_u8).map(|number| [number, 0]).collect();
+    for key in &keys {
+        store.put(key, &[key[0]; 900]).unwrap();
+    }
+    device.set_faults(FaultPlan::none().with(FaultKind::ReadError, Trigger::FromNth(1)));
+    // Not in the order in which the index has them.
+    let mut deletes =
+        |number: usize| number % 3 == 2 && store.delete(&keys[number]).unwrap_or(false);
+    let deleted: Vec<bool> = (0..keys.len()).map(&mut deletes).collect();
+    device.set_faults(FaultPlan::none());
+    for _ in 0..2 {
+        for (key, deleted) in keys.iter().zip(&deleted) {
+            let found = store.get(key).unwrap().map(|value| value.to_vec());
+            assert_eq!(found, (!deleted).then(|| vec![key[0]; 900]), "{key:?}");
+        }
+        store.close().unwrap();
+        store = open(&device, &options).unwrap();
+    }
+}
+
+#[test]
+fn of_two_keys_with_the_hash_of_what_cannot_be_read_both_are_there() {
+    let (damaged, options) = with_damage(73, 0);
+    let mut store = open(&damaged, &options).unwrap();
+    let mut batch = Batch::new();
+    batch.put(b"x", b"1").put(b"y", b"2");
+    store.write(&batch).unwrap();
+    for _ in 0..2 {
+        for (key, value) in [(b"x", &b"1"[..]), (b"y", b"2"), (b"a", &[b'a'; 300])] {
+            assert_eq!(store.get(key).unwrap().unwrap().as_ref(), value, "{key:?}");
+        }
+        store.close().unwrap();
+        store = open(&damaged, &options).unwrap();
     }
 }

@@ -204,7 +204,10 @@ impl Depot {
             Ok(fetched) => fetched.record().meta.version,
             Err(_) if self.extents.head(id) != Some(head) => return Ok(None),
             // The summary of its segment says it as well.
-            Err(error) => self.noted_version(segment, of, head).ok().flatten().ok_or(error)?,
+            Err(error) => {
+                let noted = self.noted_in(segment, of, head).ok().flatten();
+                noted.ok_or(error)?.version
+            }
         };
         if version >= self.log.durable() && !sites::EXPIRE_HEAD.disabled() {
             // X2 of what has expired.
@@ -213,17 +216,27 @@ impl Depot {
         Ok(Some((version, (segment, of))))
     }
 
-    /// What is noted of the version of the record at `link`, which need not be readable.
-    fn noted_version(&self, id: SegmentId, of: Incarnation, link: Link) -> Result<Option<Version>> {
+    /// What its segment notes of the record at `link`, which need not be readable.
+    pub(super) fn noted_at(&self, link: Link) -> Result<Option<SummaryRecord>> {
+        let Some(id) = self.layout.segment_of(self.layout.offset_of(link)) else { return Ok(None) };
+        self.noted_in(id, self.segments.incarnation(id), link)
+    }
+
+    fn noted_in(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+        link: Link,
+    ) -> Result<Option<SummaryRecord>> {
         let base = self.layout.segment_offset(id);
-        let mut version = None;
+        let mut noted = None;
         self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
             if self.layout.link(record.kind, base + record.offset, record.size_bytes) == Some(link)
             {
-                version = Some(record.version);
+                noted = Some(record);
             }
         })?;
-        Ok(version)
+        Ok(noted)
     }
 
     /// Takes the validity from a segment's header, durably.

@@ -424,10 +424,15 @@ impl Depot {
         if entry.kind == RecordKind::Large {
             self.extents.adopt(piece.id, link);
         }
+        let replaces = |old: &Link| {
+            let replaces = self.index.replace(entry.hash, *old, link);
+            // Two keys of one hash may have taken the place of one record that nobody could read.
+            debug_assert!(replaces || self.superblock.cache, "P1: a pending key's entry stays");
+            replaces
+        };
+        let published = published.filter(replaces);
         match published {
             Some(old) => {
-                let replaced = self.index.replace(entry.hash, old, link);
-                debug_assert!(replaced, "P1: a pending key's entry stays");
                 if old.size() == SizeHint::Large {
                     self.release_large(old, entry.version);
                 }

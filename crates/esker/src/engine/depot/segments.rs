@@ -375,8 +375,9 @@ impl Segments {
         for (id, segment) in self.all() {
             segment.live_bytes.store(0, Ordering::Relaxed);
             segment.live_tombstones.store(0, Ordering::Relaxed);
-            segment.live_records.store(0, Ordering::SeqCst);
+            // First: whoever finds nothing alive frees it, and asks for this.
             segment.killed_by.fetch_max(by.0, Ordering::SeqCst);
+            segment.live_records.store(0, Ordering::SeqCst);
             self.free_if_dead(id, segment, by);
         }
     }

@@ -11,7 +11,7 @@ use super::later::Later;
 use super::pending::{Known, PendingKey};
 use super::read::Offered;
 use super::scan::evicted_hash;
-use super::{Depot, Exclusive, sites};
+use super::{Depot, Exclusive, sites, spread};
 use crate::value::{Attributes, Condition, Outcome, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
@@ -272,8 +272,16 @@ impl Depot {
         let mut refused = None;
         for (link, life) in resolved.offered.clone() {
             let fetched = match self.read_again(link, life) {
+                // The index tells keys apart by few bits: one that is none of this key's would be lost to its own.
                 Err(error) if self.is_lost(&error) => {
-                    resolved.unread.get_or_insert(link);
+                    resolved.collides = true;
+                    match self.noted_at(link) {
+                        Ok(Some(noted)) if spread(noted.hash) != hash => {}
+                        Ok(Some(_)) if resolved.unread.is_none() => resolved.unread = Some(link),
+                        // Nobody can say whose it is.
+                        Ok(_) => refused = Some(error),
+                        Err(error) => refused = Some(error),
+                    }
                     continue;
                 }
                 Err(error) if error.is_unread() => {
