@@ -18,7 +18,8 @@
 //!   a tree that is older than that finds nothing of its own there: other bytes, which are whole.
 //!
 //! # Failure
-//! A crash before that commit leaves the space as it was.
+//! A crash before that commit leaves the space as it was. So does a node that the device refuses: it may be there again soon, and a hole in
+//! its place could not be taken back.
 
 use super::lost::Lost;
 use super::recover::{find_header, read_map, segments_in, tree_shape};

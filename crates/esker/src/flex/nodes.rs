@@ -83,12 +83,16 @@ impl Inner {
         const OPERATION: &str = "load node";
         let size = u64::from(self.shape.node_size_bytes);
         let offset = missing.stored.slot.saturating_mul(size);
-        let mut bytes = self.pool.get(self.shape.node_size_bytes as usize);
         let device = &*self.files.tree;
-        device.read_at(sites::NODE_READ, offset, &mut bytes)?;
-        let sound = || sites::NODE_CHECKSUM.disabled();
-        let at = stored_at(missing.stored);
-        let node = Node::decode(&bytes, &self.id, at, u16::from(missing.level), sound);
+        let node = if offset.saturating_add(size) > device.geometry().size_bytes {
+            Err("the node is behind the end of the file".to_owned())
+        } else {
+            let mut bytes = self.pool.get(self.shape.node_size_bytes as usize);
+            device.read_at(sites::NODE_READ, offset, &mut bytes)?;
+            let sound = || sites::NODE_CHECKSUM.disabled();
+            let (at, level) = (stored_at(missing.stored), u16::from(missing.level));
+            Node::decode(&bytes, &self.id, at, level, sound).map_err(|flaw| flaw.to_string())
+        };
         let mut shared = self.shared.write();
         if !shared.tree.is_missing(missing) {
             // Somebody else loaded it, or it left the tree and its slot may have been used again.
@@ -98,7 +102,6 @@ impl Inner {
             Error::corrupted(OPERATION, words).device(device.name()).at(offset, size)
         };
         let found = node
-            .map_err(|flaw| flaw.to_string())
             .and_then(|node| shared.tree.install(missing, content_of(node)).map_err(str::to_owned));
         let Err(words) = found else {
             drop(shared);
