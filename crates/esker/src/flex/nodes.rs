@@ -53,10 +53,9 @@ const LEAF_BYTES: u64 = 1024;
 
 impl Inner {
     /// Forgets leaves that lie idle, if more are in memory than there is room for: it looks at `most` of them. An operation that is under
-    /// way counts on those that it loaded, so only who has the writer's lock may do this, before or behind it. A checkpoint that failed
-    /// may not have written those that are taken for stored.
-    pub(super) fn forget_idle(&self, _: &Writer, most: usize) {
-        if self.failed.lock().is_some() {
+    /// way counts on those that it loaded, so only who has the writer's lock may do this, before or behind it.
+    pub(super) fn forget_idle(&self, writer: &Writer, most: usize) {
+        if writer.keeps_leaves {
             return;
         }
         let room = usize::try_from(self.options.tree_size_bytes_max / LEAF_BYTES);

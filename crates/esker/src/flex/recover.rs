@@ -109,6 +109,7 @@ impl Inner {
             held: false,
             loose: false,
             is_mended: false,
+            keeps_leaves: false,
             data_size_bytes_max: options.data_size_bytes_max,
             log: Log { generation: header.generation, ..Log::default() },
             records: Packed::default(),
