@@ -48,7 +48,7 @@ impl Inner {
             }
             !is_enough
         };
-        let next = self.walk(from, visit, &mut Err)?;
+        let next = self.walk(writer, from, visit, &mut Err)?;
         let mut moved = 0;
         for Run { offset, length, is_marked, .. } in runs.end() {
             self.load_range(offset, length)?;

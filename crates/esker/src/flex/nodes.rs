@@ -44,9 +44,9 @@ fn content_of(node: Node) -> NodeContent {
     }
 }
 
-/// Leaves that the hand of the clock goes past when one is loaded for a read, and now and then while nobody writes: the collector meets all
-/// of them. Where writes go on those stay until the next checkpoint that these need, and their neighbours, to grow together.
-const LEAVES_OF_A_LOAD: usize = 64;
+/// Leaves that the hand of the clock goes past when one is loaded for a read or a walk, and now and then while nobody writes. Where writes
+/// go on those stay until the next checkpoint that these need, and their neighbours, to grow together.
+pub(super) const LEAVES_OF_A_LOAD: usize = 64;
 pub(super) const LEAVES_AT_REST: usize = 4096;
 /// Memory of a leaf, in bytes.
 const LEAF_BYTES: u64 = 1024;

@@ -1,6 +1,6 @@
 //! What a space has in memory while it is read and written: leaves of its tree.
 
-use crate::flex::{Media, bytes_of, small};
+use crate::flex::{Media, assert_sound, bytes_of, small};
 use esker::ErrorKind;
 use esker::flex::{Space, SpaceOptions};
 use esker_base::rng::Rng;
@@ -73,4 +73,33 @@ fn leaves_make_way_in_a_space_that_failed_before_a_checkpoint_began() {
         assert!(space.failure().is_some());
         assert_leaves_make_way(&space, &model);
     }
+}
+
+/// The collector walks over the whole tree to free segments that a small part of it points at.
+#[test]
+fn leaves_make_way_for_those_that_the_collector_walks_over() {
+    const HOT: u64 = 20_000;
+    let media = Media::new(16 << 20);
+    let mut options = with_few_leaves(1);
+    options.log_size_bytes_max = 1 << 20;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let cold = scatter(&space, 1500).len() as u64;
+    space.append(&[0; HOT as usize]).unwrap();
+    space.checkpoint().unwrap();
+    let before = space.stat();
+    space.limit_data(Some(before.file_size_bytes + 8 * 8192));
+    let mut rng = Rng::from_seed(3);
+    let mut most = 0;
+    for _ in 0..3000 {
+        space.write(cold + rng.below(HOT / 500) * 500, &[9; 500]).unwrap();
+        most = most.max(space.stat().resident_nodes.0);
+    }
+    let after = space.stat();
+    assert_eq!(before.generation, after.generation, "no checkpoint came by");
+    let reads = after.tree.reads - before.tree.reads;
+    // Those that were written to stay: some forty extents.
+    assert!(most <= 2 * LEAVES_MAX + 20, "{most} leaves");
+    assert!(after.moved_bytes > 5 * HOT && reads > 5000, "{after:?}, {reads} nodes read");
+    assert_sound(&space);
+    assert!(space.stat().resident_nodes.0 <= 2 * LEAVES_MAX + 20, "a check lets them go, too");
 }
