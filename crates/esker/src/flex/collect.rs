@@ -262,7 +262,7 @@ impl Inner {
                 }
             };
             let shared = self.shared.read();
-            let done = shared.tree.visit(offset, WALK_STEP, |extent| {
+            let done = shared.tree.pass(offset, WALK_STEP, |extent| {
                 if let Some(before) = last.replace(extent) {
                     meet(before);
                 }

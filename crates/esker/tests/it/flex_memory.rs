@@ -103,3 +103,28 @@ fn leaves_make_way_for_those_that_the_collector_walks_over() {
     assert_sound(&space);
     assert!(space.stat().resident_nodes.0 <= 2 * LEAVES_MAX + 20, "a check lets them go, too");
 }
+
+/// Who is on the way past all of them does not need them.
+#[test]
+fn leaves_that_only_the_collector_meets_go_with_the_next_checkpoints() {
+    const HOT: u64 = 20_000;
+    let media = Media::new(16 << 20);
+    let mut options = with_few_leaves(1);
+    options.log_size_bytes_max = 1 << 20;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let cold = scatter(&space, 1500).len() as u64;
+    space.append(&[0; HOT as usize]).unwrap();
+    let before = space.stat();
+    assert!(before.resident_nodes.0 > 500, "all that was written: {before:?}");
+    space.limit_data(Some(before.file_size_bytes + 8 * 8192));
+    let mut rng = Rng::from_seed(3);
+    for round in 0..6 {
+        let moved = space.stat().moved_bytes;
+        while space.stat().moved_bytes < moved + HOT {
+            space.write(cold + rng.below(HOT / 500) * 500, &[round; 500]).unwrap();
+        }
+        space.checkpoint().unwrap();
+    }
+    let leaves = space.stat().resident_nodes.0;
+    assert!(leaves <= 2 * LEAVES_MAX, "{leaves} leaves");
+}
