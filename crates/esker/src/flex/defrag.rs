@@ -54,6 +54,8 @@ impl Inner {
             self.load_range(offset, length)?;
             let room = self.make_room(writer, length, (offset, length));
             self.fail_on(room)?;
+            // Some may be forgotten by now: one that cannot be read fails no space as long as nothing is placed.
+            self.load_range(offset, length)?;
             let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
             // Who cannot be read stays where it is.
             self.read(offset, &mut bytes)?;
