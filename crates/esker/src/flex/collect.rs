@@ -244,7 +244,7 @@ impl Inner {
 
     /// Calls `visit` with all extents from the one on that begins at `from`, each as a whole, until it says that one is too much:
     /// where that one begins, or the end. The writer's lock is held, so they stay as they are; leaves make way for those that are
-    /// loaded. `unread` decides of a node that cannot be loaded whether to go on behind it.
+    /// loaded, and none is taken for used. `unread` decides of a node that cannot be loaded whether to go on behind it.
     pub(super) fn walk(
         &self,
         writer: &Writer,

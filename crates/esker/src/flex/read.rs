@@ -21,8 +21,9 @@ const BLOCKS_BETWEEN: u64 = 4;
 const USUAL: usize = 4;
 /// Most parts of one request.
 const PARTS_OF_A_READ: usize = 256;
-/// Most requests that a read has in flight.
+/// Most requests that a read has in flight, and bytes of them, but for the last one's: blocks, of which it may want little.
 const REQUESTS_AT_ONCE: usize = 64;
+const BYTES_AT_ONCE: usize = 16 << 20;
 
 /// An extent as [`Space::read_extent`](super::Space::read_extent) finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,7 +298,7 @@ impl Inner {
         }
     }
 
-    /// Reads all parts: neighbours on the device with one request, and all requests at once. The cache gets what was read
+    /// Reads all parts: neighbours on the device with one request, and many requests at once. The cache gets what was read
     /// if `keep` says so. Parts up to `between` blocks apart are neighbours. What a device refuses is asked for once more, and then
     /// without what lies between.
     pub(super) fn read_parts(
@@ -325,24 +326,39 @@ impl Inner {
             a.segment == b.segment && first <= last + between
         };
         let mut requests: SmallVec<[Request<'_>; USUAL]> = SmallVec::new();
-        for group in parts.chunk_by(near) {
-            for run in group.chunks(PARTS_OF_A_READ) {
-                requests.extend(self.request(run, buf));
-            }
-        }
-        for some in requests.chunks_mut(REQUESTS_AT_ONCE) {
-            match some {
-                [one] => self.files.data.read_at(sites::DATA_READ, one.offset, &mut one.bytes)?,
-                some => {
-                    let mut reads: Vec<(u64, &mut [u8])> = some
-                        .iter_mut()
-                        .map(|request| (request.offset, &mut *request.bytes))
-                        .collect();
-                    self.files.data.read_many_at(sites::DATA_READ, &mut reads)?;
+        let mut bytes = 0;
+        for run in parts.chunk_by(near).flat_map(|group| group.chunks(PARTS_OF_A_READ)) {
+            let Some(request) = self.request(run, buf) else { continue };
+            bytes += request.bytes.len();
+            requests.push(request);
+            if requests.len() >= REQUESTS_AT_ONCE || bytes >= BYTES_AT_ONCE {
+                if let Outcome::Stale = self.read_requests(&mut requests, buf, keep)? {
+                    return Ok(Outcome::Stale);
                 }
+                requests.clear();
+                bytes = 0;
             }
         }
-        for request in &requests {
+        self.read_requests(&mut requests, buf, keep)
+    }
+
+    /// Reads what these ask for at once, verifies it, and copies it to where their parts want it.
+    fn read_requests(
+        &self,
+        requests: &mut [Request<'_>],
+        buf: &mut [u8],
+        keep: bool,
+    ) -> Result<Outcome> {
+        match &mut *requests {
+            [] => {}
+            [one] => self.files.data.read_at(sites::DATA_READ, one.offset, &mut one.bytes)?,
+            many => {
+                let mut reads: Vec<(u64, &mut [u8])> =
+                    many.iter_mut().map(|request| (request.offset, &mut *request.bytes)).collect();
+                self.files.data.read_many_at(sites::DATA_READ, &mut reads)?;
+            }
+        }
+        for request in &*requests {
             if let Outcome::Stale = self.take_out(request, buf, keep)? {
                 return Ok(Outcome::Stale);
             }

@@ -1,10 +1,15 @@
-//! What a space has in memory while it is read and written: leaves of its tree.
+//! What a space has in memory while it is read and written: leaves of its tree, and buffers.
 
 use crate::flex::{Media, assert_sound, bytes_of, small};
 use esker::ErrorKind;
-use esker::flex::{Space, SpaceOptions};
+use esker::flex::{Space, SpaceFiles, SpaceOptions};
 use esker_base::rng::Rng;
-use esker_media::sim::{FaultKind, FaultPlan, Trigger};
+use esker_base::{Result, Site};
+use esker_media::sim::{FaultKind, FaultPlan, SimBlock, Trigger};
+use esker_media::{BlockDevice, BlockGeometry, Counters};
+use std::collections::BTreeSet;
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex};
 
 /// Leaves that there is memory for.
 const LEAVES_MAX: usize = 16;
@@ -127,4 +132,91 @@ fn leaves_that_only_the_collector_meets_go_with_the_next_checkpoints() {
     }
     let leaves = space.stat().resident_nodes.0;
     assert!(leaves <= 2 * LEAVES_MAX, "{leaves} leaves");
+}
+
+/// A device that notes which memory it reads to.
+#[derive(Debug)]
+struct Noting {
+    inner: Arc<SimBlock>,
+    buffers: Mutex<BTreeSet<usize>>,
+}
+
+impl BlockDevice for Noting {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        self.inner.geometry()
+    }
+
+    fn report(&self) -> String {
+        self.inner.report()
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.buffers.lock().unwrap().insert(buf.as_ptr().addr());
+        self.inner.read_at(site, offset, buf)
+    }
+
+    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.inner.write_at(site, offset, bufs)
+    }
+
+    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.inner.write_durable_at(site, offset, bufs)
+    }
+
+    fn flush(&self, site: Site) -> Result<()> {
+        self.inner.flush(site)
+    }
+
+    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.inner.discard(site, offset, length)
+    }
+
+    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.inner.prepare(site, offset, length)
+    }
+
+    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.inner.reserve(site, offset, length)
+    }
+}
+
+/// Each short extent that stands by itself is a block that is read.
+#[test]
+fn a_read_of_many_scattered_extents_goes_through_few_buffers() {
+    const PIECES: usize = 2000;
+    const LENGTH: usize = 100;
+    let media = Media::new(16 << 20);
+    let mut options = small(1);
+    let shape = &mut options.testing.shape;
+    (shape.segment_size_bytes, shape.leaf_capacity, shape.children_max) = (64 << 10, 24, 12);
+    options.log_size_bytes_max = 1 << 20;
+    (options.tree_size_bytes_max, options.cache_size_bytes) = (8 << 20, 0);
+    let data = Arc::new(Noting { inner: Arc::clone(&media.0[0]), buffers: Mutex::default() });
+    let files = SpaceFiles { data: Arc::clone(&data) as _, ..media.files() };
+    let space = Space::open_on(files, &options).unwrap();
+    let mut model = vec![0; PIECES * LENGTH];
+    Rng::from_seed(1).fill(&mut model);
+    for (piece, at) in model.chunks(LENGTH).zip((0..).step_by(LENGTH)) {
+        space.insert_range(at, piece).unwrap();
+        // Far from the next one.
+        space.append(&[5; 4000]).unwrap();
+    }
+    space.checkpoint().unwrap();
+    data.buffers.lock().unwrap().clear();
+    let before = data.counters().reads;
+    let mut bytes = vec![0; model.len()];
+    assert_eq!(space.read(0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes == model);
+    let (reads, buffers) = (data.counters().reads - before, data.buffers.lock().unwrap().len());
+    assert!(reads > PIECES as u64 * 9 / 10, "{reads} reads");
+    // Those in flight at once, again and again.
+    assert!(buffers <= 2 * 64, "{buffers} buffers for {reads} reads");
 }
