@@ -4,6 +4,7 @@ use super::{Inner, Writer, sites};
 use esker_base::{Error, Result};
 use esker_format::flex::{Branch, Node, StoredAt};
 use esker_index::flex_tree::{BranchContent, Missing, NodeContent, Stored};
+use std::ops::Range;
 
 /// As the tree knows it.
 pub(super) fn stored(at: StoredAt) -> Stored {
@@ -77,8 +78,39 @@ impl Inner {
         }
     }
 
+    /// Loads a node that a read needs, and then all others of the range, which goes on there. Others make way at the end, and none of these: they
+    /// are used.
+    pub(super) fn load_ahead(&self, missing: &Missing, range: Range<u64>) -> Result<()> {
+        let (mut missing, mut at, mut count) = (*missing, range.start, 0);
+        loop {
+            self.load_one(&missing)?;
+            count += 1;
+            let shared = self.shared.read();
+            let length = range.end.saturating_sub(at);
+            match shared.tree.visit(at, length, |extent| at = extent.end()) {
+                Ok(()) => break,
+                Err(next) => missing = next,
+            }
+        }
+        self.make_way(count);
+        Ok(())
+    }
+
     /// Reads a node and gives it to the tree. Unless an operation is under way, others may go for it.
     pub(super) fn load(&self, missing: &Missing) -> Result<()> {
+        self.load_one(missing)?;
+        self.make_way(1);
+        Ok(())
+    }
+
+    /// Lets others go for so many that were loaded, unless an operation is under way.
+    fn make_way(&self, loaded: usize) {
+        if let Some(writer) = self.writer.try_lock() {
+            self.forget_idle(&writer, loaded.saturating_mul(LEAVES_OF_A_LOAD));
+        }
+    }
+
+    fn load_one(&self, missing: &Missing) -> Result<()> {
         const OPERATION: &str = "load node";
         let size = u64::from(self.shape.node_size_bytes);
         let offset = missing.stored.slot.saturating_mul(size);
@@ -102,13 +134,7 @@ impl Inner {
         };
         let found = node
             .and_then(|node| shared.tree.install(missing, content_of(node)).map_err(str::to_owned));
-        let Err(words) = found else {
-            drop(shared);
-            if let Some(writer) = self.writer.try_lock() {
-                self.forget_idle(&writer, LEAVES_OF_A_LOAD);
-            }
-            return Ok(());
-        };
+        let Err(words) = found else { return Ok(()) };
         let error = damaged(words);
         if let Some(lost) = &mut *self.lost_nodes.lock()
             && let Some(bytes) = shared.tree.lose(missing)

@@ -12,6 +12,7 @@ use esker_format::flex::block_is_sound;
 use esker_index::flex_tree::{Extent, Missing};
 use esker_media::IoBuf;
 use smallvec::SmallVec;
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -64,16 +65,10 @@ struct Request<'a> {
 
 /// What a read cannot go on without.
 enum Absent {
-    /// A node of the tree, which is to be loaded.
-    Node(Missing),
+    /// A node of the tree, which is to be loaded, and the rest of the range, which begins there.
+    Node(Missing, Range<u64>),
     /// Bytes from there on: nobody knows where they stand.
     Bytes(u64),
-}
-
-impl From<Missing> for Absent {
-    fn from(missing: Missing) -> Self {
-        Absent::Node(missing)
-    }
 }
 
 /// Whether a read has to start over.
@@ -84,7 +79,7 @@ pub(super) enum Outcome {
 
 impl Inner {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let mut parts = Parts::new();
+        let (mut parts, mut is_first) = (Parts::new(), true);
         loop {
             parts.clear();
             let planned = self.plan(&self.shared.read(), offset, buf, &mut parts);
@@ -96,7 +91,7 @@ impl Inner {
                         return Ok(count);
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
@@ -107,7 +102,7 @@ impl Inner {
         bytes: &mut Vec<u8>,
         keep: bool,
     ) -> Result<Option<usize>> {
-        let mut parts = Parts::new();
+        let (mut parts, mut is_first) = (Parts::new(), true);
         loop {
             parts.clear();
             let planned = {
@@ -126,7 +121,7 @@ impl Inner {
                         return Ok(Some(count));
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
@@ -136,7 +131,7 @@ impl Inner {
         locate: &mut dyn FnMut() -> Option<u64>,
         buf: &mut [u8],
     ) -> Result<Option<usize>> {
-        let mut parts = Parts::new();
+        let (mut parts, mut is_first) = (Parts::new(), true);
         loop {
             parts.clear();
             let planned = {
@@ -152,7 +147,7 @@ impl Inner {
                         return Ok(Some(count));
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
@@ -225,11 +220,13 @@ impl Inner {
     }
 
     pub(super) fn read_extent(&self, offset: u64, buf: &mut [u8]) -> Result<Option<SpaceExtent>> {
+        let mut is_first = true;
         loop {
             let mut parts = Parts::new();
             let planned = {
                 let shared = self.shared.read();
-                shared.tree.lookup(offset).map_err(Absent::Node).and_then(|found| {
+                let absent = |missing| Absent::Node(missing, offset..offset);
+                shared.tree.lookup(offset).map_err(absent).and_then(|found| {
                     let Some(extent) = found else { return Ok(None) };
                     let length = u64::from(extent.length);
                     let most = usize::try_from(length).unwrap_or(usize::MAX).min(buf.len());
@@ -246,16 +243,18 @@ impl Inner {
                         return Ok(found);
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
 
-    /// Brings what a read cannot go on without.
+    /// Brings what a read cannot go on without. The first time all nodes that it needs: it starts over behind that. If some are gone
+    /// by then it gets on node by node, as nobody forgets one that it has just been at.
     #[cold]
-    fn fetch(&self, absent: &Absent) -> Result<()> {
+    fn fetch(&self, absent: Absent, is_first: bool) -> Result<()> {
         match absent {
-            Absent::Node(missing) => self.load(missing),
+            Absent::Node(missing, rest) if is_first => self.load_ahead(&missing, rest),
+            Absent::Node(missing, _) => self.load(&missing),
             Absent::Bytes(offset) => {
                 let words = format!("nobody knows where byte {offset} of the space stands");
                 Err(Error::corrupted("read space", words).device(self.files.data.name()))
@@ -274,7 +273,8 @@ impl Inner {
         let payload = self.shape.segment_payload();
         let mut done = 0;
         let mut lost = None;
-        shared.tree.visit(offset, buf.len() as u64, |extent: Extent| {
+        let end = offset.saturating_add(buf.len() as u64);
+        let visited = shared.tree.visit(offset, buf.len() as u64, |extent: Extent| {
             let range = done..done + extent.length as usize;
             done = range.end;
             let Some(to) = buf.get_mut(range.clone()) else { return };
@@ -291,7 +291,8 @@ impl Inner {
                 let counts = !shared.is_empty(segment);
                 parts.push(Part { segment, salt, counts, position, range });
             }
-        })?;
+        });
+        visited.map_err(|missing| Absent::Node(missing, offset + done as u64..end))?;
         match lost.filter(|_| self.has_no_holes.load(Ordering::Relaxed)) {
             Some(offset) => Err(Absent::Bytes(offset)),
             None => Ok(done),

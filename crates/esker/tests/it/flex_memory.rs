@@ -1,4 +1,4 @@
-//! What a space has in memory while it is read and written: leaves of its tree, and buffers.
+//! What a space has in memory while it is read and written: leaves of its tree, and buffers; and how often a read looks for what it needs.
 
 use crate::flex::{Media, assert_sound, bytes_of, small};
 use esker::ErrorKind;
@@ -219,4 +219,34 @@ fn a_read_of_many_scattered_extents_goes_through_few_buffers() {
     assert!(reads > PIECES as u64 * 9 / 10, "{reads} reads");
     // Those in flight at once, again and again.
     assert!(buffers <= 2 * 64, "{buffers} buffers for {reads} reads");
+}
+
+/// Whatever has to be loaded for it.
+#[test]
+fn a_read_looks_for_what_it_needs_no_more_often_the_longer_it_is() {
+    for room in [8 << 20, 4 << 10] {
+        let media = Media::new(16 << 20);
+        let mut options = small(1);
+        options.tree_size_bytes_max = room;
+        let model = scatter(&Space::open_on(media.files(), &options).unwrap(), 1500);
+        for part in [8, 4, 2, 1] {
+            let space = Space::open_on(media.files(), &options).unwrap();
+            let end = model.len() / part;
+            let (mut bytes, mut looks) = (Vec::new(), 0);
+            let read = space.read_where(
+                &mut || {
+                    looks += 1;
+                    Some((0, end))
+                },
+                &mut bytes,
+            );
+            assert_eq!(read.unwrap(), Some(end));
+            assert!(bytes == model[..end]);
+            assert!(space.stat().tree.reads > 100 / part as u64, "its nodes were not in memory");
+            assert!(looks <= 2, "{looks} looks for {end} bytes");
+            let mut again = vec![0; end];
+            assert_eq!(space.read(0, &mut again).unwrap(), end);
+            assert!(again == bytes);
+        }
+    }
 }
