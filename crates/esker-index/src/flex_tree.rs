@@ -282,6 +282,14 @@ impl FlexTree {
         self.range(offset, length).visit(visit)
     }
 
+    /// As [`FlexTree::visit`], for who goes past everything: leaves that nobody else needs are forgotten as before.
+    ///
+    /// # Errors
+    /// As for [`FlexTree::visit`].
+    pub fn pass(&self, offset: u64, length: u64, visit: impl FnMut(Extent)) -> Result<(), Missing> {
+        self.range(offset, length).passing().visit(visit)
+    }
+
     /// The extents that cover `length` bytes from `offset`, clipped to that range and to the end.
     #[must_use]
     pub fn range(&self, offset: u64, length: u64) -> Range<'_> {

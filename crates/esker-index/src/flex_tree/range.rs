@@ -17,6 +17,8 @@ pub struct Range<'t> {
     end: u64,
     /// Only look at one extent of each leaf.
     leaves_only: bool,
+    /// Leaves are used, and stay for it when others are forgotten.
+    touches: bool,
     started: bool,
 }
 
@@ -30,6 +32,7 @@ impl<'t> Range<'t> {
             offset,
             end: offset.saturating_add(length).min(tree.size_bytes),
             leaves_only: false,
+            touches: true,
             started: false,
         }
     }
@@ -37,6 +40,11 @@ impl<'t> Range<'t> {
     /// A walk that visits each leaf of the range once.
     pub(super) fn leaves(tree: &'t FlexTree, offset: u64, length: u64) -> Self {
         Range { leaves_only: true, ..Range::new(tree, offset, length) }
+    }
+
+    /// The same, but leaves may be forgotten as if nobody had been there.
+    pub(super) fn passing(self) -> Self {
+        Range { touches: false, ..self }
     }
 
     /// Where the next extent begins; behind an error, where the node that is not in memory does, or the walk.
@@ -75,7 +83,9 @@ impl<'t> Range<'t> {
         self.tree.check_present(node, 0, parent, self.offset)?;
         let leaf = &self.tree.leaves[node];
         leaf.fetch();
-        leaf.touch();
+        if self.touches {
+            leaf.touch();
+        }
         self.leaf = Some(node);
         self.index = 0;
         Ok(())

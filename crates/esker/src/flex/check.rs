@@ -33,7 +33,7 @@ impl Inner {
             extents.push(extent);
             true
         };
-        let walked = self.walk(0, visit, &mut Err);
+        let walked = self.walk(&writer, 0, visit, &mut Err);
         match walked {
             Err(error) if error.kind() == ErrorKind::Corrupted => {
                 report.problems.push(error.to_string());

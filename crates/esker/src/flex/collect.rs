@@ -11,6 +11,7 @@
 //! cannot be read, tried twice, stays where it is, and is named once: its segment is no victim any more until the space is opened
 //! again.
 
+use super::nodes::LEAVES_OF_A_LOAD;
 use super::read::{Outcome, Part};
 use super::{Inner, Writer};
 use esker_base::{Error, ErrorKind, Result};
@@ -105,7 +106,7 @@ impl Inner {
 
     /// Moves the next extents of victims, and makes that durable. How many bytes.
     fn collect_part(&self, writer: &mut Writer, round: &mut Round) -> Result<u64> {
-        let found = self.find(round)?;
+        let found = self.find(writer, round)?;
         if found.is_empty() {
             return Ok(0);
         }
@@ -141,7 +142,7 @@ impl Inner {
     }
 
     /// The next extents of victims, as many as are moved at once, and those of a round of one part all.
-    fn find(&self, round: &mut Round) -> Result<Vec<Extent>> {
+    fn find(&self, writer: &Writer, round: &mut Round) -> Result<Vec<Extent>> {
         let payload = self.shape.segment_payload();
         {
             let shared = self.shared.read();
@@ -172,7 +173,7 @@ impl Inner {
             !is_enough
         };
         let mut gap = round.gap;
-        round.at = self.walk(from, visit, &mut |error| {
+        round.at = self.walk(writer, from, visit, &mut |error| {
             if !error.is_unread() {
                 return Err(error);
             }
@@ -242,10 +243,11 @@ impl Inner {
     }
 
     /// Calls `visit` with all extents from the one on that begins at `from`, each as a whole, until it says that one is too much:
-    /// where that one begins, or the end. The writer's lock is held, so they stay as they are. `unread` decides of a node that
-    /// cannot be loaded whether to go on behind it.
+    /// where that one begins, or the end. The writer's lock is held, so they stay as they are; leaves make way for those that are
+    /// loaded, and none is taken for used. `unread` decides of a node that cannot be loaded whether to go on behind it.
     pub(super) fn walk(
         &self,
+        writer: &Writer,
         from: u64,
         mut visit: impl FnMut(Extent) -> bool,
         unread: &mut dyn FnMut(Error) -> Result<()>,
@@ -260,7 +262,7 @@ impl Inner {
                 }
             };
             let shared = self.shared.read();
-            let done = shared.tree.visit(offset, WALK_STEP, |extent| {
+            let done = shared.tree.pass(offset, WALK_STEP, |extent| {
                 if let Some(before) = last.replace(extent) {
                     meet(before);
                 }
@@ -275,11 +277,12 @@ impl Inner {
             if let Some(end) = end {
                 return Ok(end);
             }
-            if let Err(missing) = done
-                && let Err(error) = self.load(&missing)
-            {
-                unread(error)?;
-                offset = self.end_of(&missing, offset);
+            if let Err(missing) = done {
+                if let Err(error) = self.load(&missing) {
+                    unread(error)?;
+                    offset = self.end_of(&missing, offset);
+                }
+                self.forget_idle(writer, LEAVES_OF_A_LOAD);
             }
         }
         Ok(offset)

@@ -208,6 +208,7 @@ impl Inner {
         let generation = writer.log.generation + 1;
         let size = self.shape.node_size_bytes as usize;
         // PERSIST 3: nodes and map, in slots that the header on media does not need.
+        writer.keeps_leaves = true;
         let root = self.write_tree(writer, generation)?;
         let map_slots = self.map_slots(writer, 0);
         let map_slot = writer.slots.take_run(map_slots);
@@ -235,6 +236,7 @@ impl Inner {
         })?;
         self.files.tree.flush(sites::HEADER_FLUSH)?;
 
+        writer.keeps_leaves = false;
         writer.slots.release();
         writer.map = (map_at, map_slots as u64);
         writer.log = Log { generation, ..Log::default() };

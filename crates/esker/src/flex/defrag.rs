@@ -48,12 +48,14 @@ impl Inner {
             }
             !is_enough
         };
-        let next = self.walk(from, visit, &mut Err)?;
+        let next = self.walk(writer, from, visit, &mut Err)?;
         let mut moved = 0;
         for Run { offset, length, is_marked, .. } in runs.end() {
             self.load_range(offset, length)?;
             let room = self.make_room(writer, length, (offset, length));
             self.fail_on(room)?;
+            // Some may be forgotten by now: one that cannot be read fails no space as long as nothing is placed.
+            self.load_range(offset, length)?;
             let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
             // Who cannot be read stays where it is.
             self.read(offset, &mut bytes)?;

@@ -18,7 +18,8 @@
 //!   a tree that is older than that finds nothing of its own there: other bytes, which are whole.
 //!
 //! # Failure
-//! A crash before that commit leaves the space as it was.
+//! A crash before that commit leaves the space as it was. So does a node that the device refuses: it may be there again soon, and a hole in
+//! its place could not be taken back.
 
 use super::lost::Lost;
 use super::recover::{find_header, read_map, segments_in, tree_shape};
@@ -129,7 +130,8 @@ impl Inner {
         let mut writer = self.writer.lock();
         // All nodes, before the log moves anything.
         *self.lost_nodes.lock() = Some(Vec::new());
-        self.walk(0, |_| true, &mut Err)?;
+        writer.keeps_leaves = true;
+        self.walk(&writer, 0, |_| true, &mut Err)?;
         let nodes = self.lost_nodes.lock().take().unwrap_or_default();
         let are_nodes_lost = !nodes.is_empty();
         let mut lost = Lost::default();
@@ -149,6 +151,7 @@ impl Inner {
         };
         let in_file = segments_in(&self.files, header);
         let (extents, gone) = self.extents(in_file, &stranded.takes);
+        writer.keeps_leaves = false;
         gone.into_iter().for_each(|range| lost.add(range));
         let valid = self.valid_bytes(&extents);
         let mut report = SpaceRepair {
@@ -357,7 +360,7 @@ impl Inner {
             }
             true
         };
-        self.walk(0, note, &mut Err)?;
+        self.walk(&writer, 0, note, &mut Err)?;
         drop(writer);
         mapped.sort_unstable();
         let mut refused = 0;

@@ -131,6 +131,9 @@ struct Writer {
     loose: bool,
     /// The space was mended, and the next commit stores all of it: see `mend`.
     is_mended: bool,
+    /// No leaf is forgotten: a checkpoint is under way, or it failed and may not have written those that are taken for stored; or a
+    /// repair needs all of them.
+    keeps_leaves: bool,
     /// See [`SpaceOptions::data_size_bytes_max`].
     data_size_bytes_max: Option<u64>,
     log: Log,

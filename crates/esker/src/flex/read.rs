@@ -12,6 +12,7 @@ use esker_format::flex::block_is_sound;
 use esker_index::flex_tree::{Extent, Missing};
 use esker_media::IoBuf;
 use smallvec::SmallVec;
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -21,8 +22,9 @@ const BLOCKS_BETWEEN: u64 = 4;
 const USUAL: usize = 4;
 /// Most parts of one request.
 const PARTS_OF_A_READ: usize = 256;
-/// Most requests that a read has in flight.
+/// Most requests that a read has in flight, and bytes of them, but for the last one's: blocks, of which it may want little.
 const REQUESTS_AT_ONCE: usize = 64;
+const BYTES_AT_ONCE: usize = 16 << 20;
 
 /// An extent as [`Space::read_extent`](super::Space::read_extent) finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,16 +65,10 @@ struct Request<'a> {
 
 /// What a read cannot go on without.
 enum Absent {
-    /// A node of the tree, which is to be loaded.
-    Node(Missing),
+    /// A node of the tree, which is to be loaded, and the rest of the range, which begins there.
+    Node(Missing, Range<u64>),
     /// Bytes from there on: nobody knows where they stand.
     Bytes(u64),
-}
-
-impl From<Missing> for Absent {
-    fn from(missing: Missing) -> Self {
-        Absent::Node(missing)
-    }
 }
 
 /// Whether a read has to start over.
@@ -83,7 +79,7 @@ pub(super) enum Outcome {
 
 impl Inner {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let mut parts = Parts::new();
+        let (mut parts, mut is_first) = (Parts::new(), true);
         loop {
             parts.clear();
             let planned = self.plan(&self.shared.read(), offset, buf, &mut parts);
@@ -95,7 +91,7 @@ impl Inner {
                         return Ok(count);
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
@@ -106,7 +102,7 @@ impl Inner {
         bytes: &mut Vec<u8>,
         keep: bool,
     ) -> Result<Option<usize>> {
-        let mut parts = Parts::new();
+        let (mut parts, mut is_first) = (Parts::new(), true);
         loop {
             parts.clear();
             let planned = {
@@ -125,7 +121,7 @@ impl Inner {
                         return Ok(Some(count));
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
@@ -135,7 +131,7 @@ impl Inner {
         locate: &mut dyn FnMut() -> Option<u64>,
         buf: &mut [u8],
     ) -> Result<Option<usize>> {
-        let mut parts = Parts::new();
+        let (mut parts, mut is_first) = (Parts::new(), true);
         loop {
             parts.clear();
             let planned = {
@@ -151,7 +147,7 @@ impl Inner {
                         return Ok(Some(count));
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
@@ -224,11 +220,13 @@ impl Inner {
     }
 
     pub(super) fn read_extent(&self, offset: u64, buf: &mut [u8]) -> Result<Option<SpaceExtent>> {
+        let mut is_first = true;
         loop {
             let mut parts = Parts::new();
             let planned = {
                 let shared = self.shared.read();
-                shared.tree.lookup(offset).map_err(Absent::Node).and_then(|found| {
+                let absent = |missing| Absent::Node(missing, offset..offset);
+                shared.tree.lookup(offset).map_err(absent).and_then(|found| {
                     let Some(extent) = found else { return Ok(None) };
                     let length = u64::from(extent.length);
                     let most = usize::try_from(length).unwrap_or(usize::MAX).min(buf.len());
@@ -245,16 +243,18 @@ impl Inner {
                         return Ok(found);
                     }
                 }
-                Err(absent) => self.fetch(&absent)?,
+                Err(absent) => self.fetch(absent, mem::take(&mut is_first))?,
             }
         }
     }
 
-    /// Brings what a read cannot go on without.
+    /// Brings what a read cannot go on without. The first time all nodes that it needs: it starts over behind that. If some are gone
+    /// by then it gets on node by node, as nobody forgets one that it has just been at.
     #[cold]
-    fn fetch(&self, absent: &Absent) -> Result<()> {
+    fn fetch(&self, absent: Absent, is_first: bool) -> Result<()> {
         match absent {
-            Absent::Node(missing) => self.load(missing),
+            Absent::Node(missing, rest) if is_first => self.load_ahead(&missing, rest),
+            Absent::Node(missing, _) => self.load(&missing),
             Absent::Bytes(offset) => {
                 let words = format!("nobody knows where byte {offset} of the space stands");
                 Err(Error::corrupted("read space", words).device(self.files.data.name()))
@@ -273,7 +273,8 @@ impl Inner {
         let payload = self.shape.segment_payload();
         let mut done = 0;
         let mut lost = None;
-        shared.tree.visit(offset, buf.len() as u64, |extent: Extent| {
+        let end = offset.saturating_add(buf.len() as u64);
+        let visited = shared.tree.visit(offset, buf.len() as u64, |extent: Extent| {
             let range = done..done + extent.length as usize;
             done = range.end;
             let Some(to) = buf.get_mut(range.clone()) else { return };
@@ -290,14 +291,15 @@ impl Inner {
                 let counts = !shared.is_empty(segment);
                 parts.push(Part { segment, salt, counts, position, range });
             }
-        })?;
+        });
+        visited.map_err(|missing| Absent::Node(missing, offset + done as u64..end))?;
         match lost.filter(|_| self.has_no_holes.load(Ordering::Relaxed)) {
             Some(offset) => Err(Absent::Bytes(offset)),
             None => Ok(done),
         }
     }
 
-    /// Reads all parts: neighbours on the device with one request, and all requests at once. The cache gets what was read
+    /// Reads all parts: neighbours on the device with one request, and many requests at once. The cache gets what was read
     /// if `keep` says so. Parts up to `between` blocks apart are neighbours. What a device refuses is asked for once more, and then
     /// without what lies between.
     pub(super) fn read_parts(
@@ -325,24 +327,39 @@ impl Inner {
             a.segment == b.segment && first <= last + between
         };
         let mut requests: SmallVec<[Request<'_>; USUAL]> = SmallVec::new();
-        for group in parts.chunk_by(near) {
-            for run in group.chunks(PARTS_OF_A_READ) {
-                requests.extend(self.request(run, buf));
-            }
-        }
-        for some in requests.chunks_mut(REQUESTS_AT_ONCE) {
-            match some {
-                [one] => self.files.data.read_at(sites::DATA_READ, one.offset, &mut one.bytes)?,
-                some => {
-                    let mut reads: Vec<(u64, &mut [u8])> = some
-                        .iter_mut()
-                        .map(|request| (request.offset, &mut *request.bytes))
-                        .collect();
-                    self.files.data.read_many_at(sites::DATA_READ, &mut reads)?;
+        let mut bytes = 0;
+        for run in parts.chunk_by(near).flat_map(|group| group.chunks(PARTS_OF_A_READ)) {
+            let Some(request) = self.request(run, buf) else { continue };
+            bytes += request.bytes.len();
+            requests.push(request);
+            if requests.len() >= REQUESTS_AT_ONCE || bytes >= BYTES_AT_ONCE {
+                if let Outcome::Stale = self.read_requests(&mut requests, buf, keep)? {
+                    return Ok(Outcome::Stale);
                 }
+                requests.clear();
+                bytes = 0;
             }
         }
-        for request in &requests {
+        self.read_requests(&mut requests, buf, keep)
+    }
+
+    /// Reads what these ask for at once, verifies it, and copies it to where their parts want it.
+    fn read_requests(
+        &self,
+        requests: &mut [Request<'_>],
+        buf: &mut [u8],
+        keep: bool,
+    ) -> Result<Outcome> {
+        match &mut *requests {
+            [] => {}
+            [one] => self.files.data.read_at(sites::DATA_READ, one.offset, &mut one.bytes)?,
+            many => {
+                let mut reads: Vec<(u64, &mut [u8])> =
+                    many.iter_mut().map(|request| (request.offset, &mut *request.bytes)).collect();
+                self.files.data.read_many_at(sites::DATA_READ, &mut reads)?;
+            }
+        }
+        for request in &*requests {
             if let Outcome::Stale = self.take_out(request, buf, keep)? {
                 return Ok(Outcome::Stale);
             }

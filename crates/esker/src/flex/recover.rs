@@ -109,6 +109,7 @@ impl Inner {
             held: false,
             loose: false,
             is_mended: false,
+            keeps_leaves: false,
             data_size_bytes_max: options.data_size_bytes_max,
             log: Log { generation: header.generation, ..Log::default() },
             records: Packed::default(),
@@ -279,7 +280,12 @@ impl Inner {
         let device = &*self.files.tree;
         let block = device.geometry().block_size_bytes as usize;
         let mut bytes = BufferPool::new(0).get(HEADER_SIZE.next_multiple_of(block));
-        device.read_at(sites::OPEN_READ, next_header_at(header.generation), &mut bytes)?;
+        let offset = next_header_at(header.generation);
+        if offset + bytes.len() as u64 > device.geometry().size_bytes {
+            // Each space has both places: the file was cut.
+            return Ok(true);
+        }
+        device.read_at(sites::OPEN_READ, offset, &mut bytes)?;
         let found = Header::decode(&bytes, || false);
         Ok(found.is_err_and(|flaw| !matches!(flaw, Flaw::Magic | Flaw::TooShort)))
     }

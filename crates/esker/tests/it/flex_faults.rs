@@ -3,11 +3,12 @@
 use crate::flex::{Media, assert_sound, bytes_of, content, small};
 use esker::ErrorKind;
 use esker::flex::{Space, SpaceFiles};
+use esker::sites::flex as sites;
 use esker_base::Error;
 use esker_base::rng::Rng;
 use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, Trigger};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 #[test]
 fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
@@ -203,4 +204,64 @@ fn a_device_that_does_not_take_segments_back_fails_no_space() {
     space.sync().unwrap();
     assert_eq!(content(&space).unwrap(), [vec![5; 1000], vec![6; 400_000]].concat());
     assert_sound(&space);
+}
+
+/// Where the log does not grow each commit is a checkpoint, and two of them forget nodes that an operation loaded before it got room. One that
+/// is refused then refuses the operation.
+#[test]
+fn a_node_that_is_refused_when_it_is_needed_again_fails_no_space() {
+    for defrag in [false, true] {
+        let media = Media::new(4 << 20);
+        let mut options = small(9);
+        options.format = true;
+        (options.log_size_bytes_max, options.tree_size_bytes_max) = (0, 0);
+        options.data_size_bytes_max = Some(20 * 8192);
+        let headers = Arc::new(AtomicU32::new(0));
+        let (is_broken, written) = (Arc::new(AtomicBool::new(false)), Arc::clone(&headers));
+        let breaks = Arc::clone(&is_broken);
+        let tree = Asking::new(Arc::clone(&media.0[1]), move |call| {
+            if call.site == sites::HEADER_WRITE {
+                written.fetch_add(1, Ordering::Relaxed);
+            }
+            let is_refused = call.site == sites::NODE_READ
+                && breaks.load(Ordering::Relaxed)
+                && written.load(Ordering::Relaxed) > 0;
+            if is_refused { Err(Error::new(ErrorKind::Io, "read node")) } else { Ok(()) }
+        });
+        let space = Space::open_on(SpaceFiles { tree, ..media.files() }, &options).unwrap();
+        let mut rng = Rng::from_seed(9);
+        let mut model = Vec::new();
+        let mut refused = 0;
+        for round in 0..2000 {
+            let at = rng.index(model.len() + 1);
+            if model.len() > 100_000 {
+                let length = rng.index(1500).min(model.len() - at);
+                space.collapse_range(at as u64, length as u64).unwrap();
+                model.drain(at..at + length);
+                continue;
+            }
+            let piece = bytes_of(&mut rng, 600);
+            headers.store(0, Ordering::Relaxed);
+            is_broken.store(true, Ordering::Relaxed);
+            let done = match defrag {
+                true => space.defrag(at as u64, 5000).map(drop),
+                false => space.insert_range(at as u64, &piece),
+            };
+            is_broken.store(false, Ordering::Relaxed);
+            let is_there = !defrag && done.is_ok();
+            if let Err(error) = done {
+                let kind = error.kind();
+                assert!(matches!(kind, ErrorKind::Io | ErrorKind::NoSpace), "{round}: {error}");
+                refused += u32::from(kind == ErrorKind::Io);
+            }
+            assert!(space.failure().is_none(), "{round}: {:?}", space.failure());
+            if !is_there {
+                space.insert_range(at as u64, &piece).unwrap();
+            }
+            model.splice(at..at, piece);
+        }
+        assert!(refused > 5, "{refused} were refused, defrag: {defrag}");
+        assert!(content(&space).unwrap() == model);
+        assert_sound(&space);
+    }
 }

@@ -137,6 +137,52 @@ fn a_data_file_that_is_cut_short_loses_what_stood_behind() {
     assert_sound(&space);
 }
 
+/// Wherever it ends, be it before a header.
+#[test]
+fn a_tree_file_that_is_cut_short_loses_what_its_nodes_said() {
+    let (whole, model, _) = history(5);
+    let mut options = small(9);
+    options.create = false;
+    let (mut opened, mut with_losses, mut older) = (0, 0, 0);
+    for block in 1..whole[1].size_bytes() / 512 {
+        let context = format!("cut at block {block}");
+        let mut images = whole.clone();
+        let end = usize::try_from(block * 512).unwrap();
+        images[1] = Image::from_bytes(&images[1].to_vec()[..end]);
+        match Space::open_on(Media::of(&images).files(), &options) {
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "{context}: {error}"),
+            Ok(space) => {
+                opened += 1;
+                let is_damage = |error: Error| {
+                    assert_eq!(error.kind(), ErrorKind::Corrupted, "{context}: {error}");
+                };
+                for at in (0..space.size_bytes()).step_by(100) {
+                    let _ = space.read(at, &mut [0; 100]).map_err(is_damage);
+                }
+                drop(space.check().unwrap_or_else(|error| panic!("{context}: {error}")));
+                for _ in 0..100 {
+                    let _ = space.write(0, &[3; 500]).map_err(is_damage);
+                    let _ = space.append(&[3; 500]).map_err(is_damage);
+                }
+                assert!(space.failure().is_none(), "{context}: {:?}", space.failure());
+            }
+        }
+        let media = Media::of(&images);
+        let (space, report) = Space::mend_on(media.files(), &options)
+            .unwrap_or_else(|error| panic!("{context}: {error}"));
+        with_losses += u32::from(!report.lost.is_empty());
+        older += u32::from(report.is_older);
+        if !report.is_older {
+            assert_holds(&space, &model, &report.lost, &context);
+        }
+        space.close().unwrap();
+        let space = Space::open_on(media.files(), &options)
+            .unwrap_or_else(|error| panic!("{context}, again: {error}"));
+        assert_sound_but_for_blocks(&space, &context);
+    }
+    assert!(opened > 5 && with_losses > 10 && older > 10, "{opened}, {with_losses}, {older}");
+}
+
 #[test]
 fn a_sound_space_is_left_as_it_is() {
     let (images, model, _) = history(6);
@@ -367,6 +413,11 @@ fn a_damaged_header_and_a_torn_group_behind_it_are_no_space_of_before() {
         }
     }
     assert_eq!(refused, 1, "the older header says less");
+    // As little as it does where the file ends before the newer one.
+    torn[1] = Image::from_bytes(&torn[1].to_vec()[..4096]);
+    assert_eq!(open(&torn).unwrap_err().kind(), ErrorKind::Corrupted);
+    let (_, report) = Space::mend_on(Media::of(&torn).files(), &options).unwrap();
+    assert!(report.is_older, "{report:?}");
 }
 
 /// A map, with a right checksum, says that nothing counts in segments to which extents point: a reader of a block there that is damaged

@@ -40,6 +40,7 @@ mod flex_faults;
 mod flex_found;
 mod flex_full;
 mod flex_killed;
+mod flex_memory;
 mod flex_mend;
 mod flex_new;
 mod flex_repair;
