@@ -196,10 +196,10 @@ impl Flex {
         }
     }
 
-    fn commit_table(&self, committer: &mut Committer, table: &MemTable) -> Result<()> {
-        let ranges = table.ranges();
+    pub(super) fn commit_table(&self, committer: &mut Committer, table: &MemTable) -> Result<()> {
+        let (ranges, again) = (table.ranges(), table.may_be_there());
         for range in &ranges {
-            self.commit_range(committer, range, table.replayed)?;
+            self.commit_range(committer, range, again)?;
         }
         if !ranges.is_empty() {
             self.index.pairs_kept.clear();

@@ -346,6 +346,11 @@ impl MemTable {
         self.brought.fetch_add(pairs, Ordering::Relaxed);
     }
 
+    /// Whether pairs of it may be in the space already: a log that was found, or an attempt that did not end, may have brought some.
+    pub(super) fn may_be_there(&self) -> bool {
+        self.replayed || self.brought() > 0
+    }
+
     /// Pairs that were brought to the space, in all attempts.
     pub(super) fn brought(&self) -> u64 {
         self.brought.load(Ordering::Relaxed)
