@@ -1,12 +1,17 @@
 //! One session over a stream that stands in memory.
 
 use super::Session;
+use crate::budget::KindShare;
 use crate::clock::SteadyClock;
 use crate::counters::Counter;
-use crate::limits::{BODY_STEP_BYTES, Limits, RECEIVE_BYTES_MIN};
+use crate::limits::{
+    BODY_STEP_BYTES, BUDGET_ITEMS_MIN, Limits, POCKET_BYTES_MAX, RECEIVE_BYTES_MIN,
+};
+use crate::protocol::WatchKinds;
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use crate::transport::Transport;
+use crate::watch::{Place, WATCHER_BYTES};
 use esker::{Durability, Options, Store};
 use esker_base::clock::{Clock, ManualClock, SystemClock};
 use std::cell::RefCell;
@@ -67,11 +72,16 @@ impl Transport for Stream {
 
 /// A store and what sessions share; requests wait for memory 100 ms at most.
 fn shared() -> (Arc<Shared>, TempDir) {
+    shared_within(Limits { request_timeout: Duration::from_millis(100), ..Limits::default() })
+}
+
+/// The same, with these limits.
+fn shared_within(limits: Limits) -> (Arc<Shared>, TempDir) {
     let folder = tempfile::tempdir().expect("scratch folder");
     let mut options = Options::new(folder.path().join("data"));
     (options.size_bytes, options.durability) = (64 << 20, Durability::None);
     let store = Store::open(&options).expect("store");
-    let limits = Limits { request_timeout: Duration::from_millis(100), ..Limits::default() };
+    assert_eq!(limits.check(false), Ok(()));
     let config = ServerConfig { limits, ..ServerConfig::default() };
     (Arc::new(Shared::new(store, config, 1, Vec::new())), folder)
 }
@@ -180,4 +190,46 @@ fn a_set_for_which_the_receive_buffer_cannot_grow_is_refused_and_passed_over() {
     let line = format!("get {}\r\n", "k ".repeat(RECEIVE_BYTES_MIN));
     let refused = "SERVER_ERROR out of memory writing get response\r\n";
     assert_eq!(told(&shared, line.as_bytes()), refused);
+}
+
+#[test]
+fn what_guests_without_a_request_hold_is_not_waited_for() {
+    let limits = Limits { memory_max_bytes: 40 << 20, connections_max: 16, ..Limits::default() };
+    let (shared, _folder) = shared_within(limits);
+    shared.store.put(b"k", &vec![b'v'; 32 << 20]).expect("put");
+    let is_refused_at_once = || {
+        let start = SystemClock.monotonic();
+        let told = told(&shared, b"get k\r\nmn\r\n");
+        assert!(SystemClock.monotonic() - start < Duration::from_secs(5), "waited in vain");
+        told == "SERVER_ERROR out of memory writing get response\r\nMN\r\n"
+    };
+    assert!(!is_refused_at_once(), "nobody is there");
+    let mut rings = KindShare::new(&shared.budget, &shared.rings);
+    assert!(rings.try_grow(10 << 20) && is_refused_at_once());
+    drop(rings);
+    let mut rings = KindShare::new(&shared.budget, &shared.rings);
+    assert!(rings.try_grow(3 << 20) && !is_refused_at_once());
+    let watchers: Vec<_> = std::iter::from_fn(|| {
+        let place = Place::take(&shared, WatchKinds::FETCHERS)?;
+        Some((place, shared.budget.try_take(WATCHER_BYTES).expect("free")))
+    })
+    .collect();
+    assert!(watchers.len() > 16 && is_refused_at_once());
+}
+
+#[test]
+fn most_that_is_waited_for_is_free_while_all_guests_hold_what_they_keep() {
+    for (memory_max_bytes, pocket_bytes) in [(40 << 20, POCKET_BYTES_MAX), (4200 << 10, 0)] {
+        let limits = Limits { memory_max_bytes, connections_max: 16, ..Limits::default() };
+        assert_eq!(limits.pocket_bytes(false), pocket_bytes);
+        let (shared, _folder) = shared_within(limits);
+        let _kept = shared.budget.try_take(16 * (RECEIVE_BYTES_MIN as u64 + pocket_bytes));
+        assert_eq!(shared.budget.free_bytes(), shared.request_bytes_max());
+        let mut rings = KindShare::new(&shared.budget, &shared.rings);
+        assert!(rings.try_grow(1 << 20));
+        assert_eq!(shared.budget.free_bytes(), shared.request_bytes_max());
+        // What may be stored can be read.
+        drop(rings);
+        assert!(shared.request_bytes_max() >= BUDGET_ITEMS_MIN << 20);
+    }
 }
