@@ -63,8 +63,7 @@ impl<T: Transport> Session<T> {
             };
             let bytes = self.shared.limits.item_size_max_bytes.saturating_add(WALK_BYTES);
             let bytes = bytes.min(self.shared.budget.total_bytes() / 2);
-            let share = self.shared.budget.take(bytes, self.shared.limits.wait_timeout());
-            let Some(_share) = share else {
+            let Some(_share) = self.shared.take_waiting(bytes) else {
                 self.output.push(line::NO_MEMORY_GET);
                 return Ok(());
             };

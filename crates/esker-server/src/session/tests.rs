@@ -233,3 +233,18 @@ fn most_that_is_waited_for_is_free_while_all_guests_hold_what_they_keep() {
         assert!(shared.request_bytes_max() >= BUDGET_ITEMS_MIN << 20);
     }
 }
+
+#[test]
+fn a_list_waits_for_no_memory_that_cannot_come() {
+    let (memory_max_bytes, item_size_max_bytes) = (6 << 20, 256 << 10);
+    let limits = Limits { memory_max_bytes, item_size_max_bytes, ..Limits::default() };
+    let (shared, _folder) = shared_within(limits);
+    shared.store.put(b"k", b"v").expect("put");
+    assert!(told(&shared, b"lru_crawler metadump all\r\n").ends_with("size=2\nEND\r\n"));
+    let _connections = shared.budget.try_take(4 << 20).expect("free");
+    let start = SystemClock.monotonic();
+    let refused = "SERVER_ERROR out of memory writing get response\r\n";
+    assert_eq!(told(&shared, b"lru_crawler metadump all\r\n"), refused);
+    let passed = SystemClock.monotonic() - start;
+    assert!(passed < Duration::from_secs(5), "{passed:?}");
+}
