@@ -13,6 +13,7 @@ use crate::expiry::is_expired;
 use crate::item::{BINARY_KEY, Item};
 use crate::limits::{UNCHARGED_BYTES_MAX, UNIT_WORK};
 use crate::output::Output;
+use crate::patience::Progress;
 use crate::protocol::base64::encode;
 use crate::protocol::{CRLF, DumpForm, DumpRequest, is_plain, line};
 use crate::shared::Shared;
@@ -80,6 +81,9 @@ impl<T: Transport> Session<T> {
     fn list(&mut self, form: DumpForm, limit: u64) -> IoResult<()> {
         self.shared.flush_if_due(self.core);
         let (mut count, mut bytes) = (0_u64, 0_u64);
+        // Of the whole list: who takes it holds the memory of the walk, and the only turn.
+        let mut progress = Progress::sending(&self.shared);
+        let mut walks_since = self.shared.clock.monotonic();
         for met in self.shared.store.iter() {
             esker_trt::work(UNIT_WORK);
             if self.shared.is_stopping() {
@@ -102,7 +106,9 @@ impl<T: Transport> Session<T> {
                 (count, bytes) = (count.saturating_add(1), bytes.saturating_add(length));
             }
             if self.output.uncharged_bytes() >= UNCHARGED_BYTES_MAX {
-                self.flush()?;
+                progress.pass_over(&self.shared, walks_since);
+                self.flush_by(&mut progress)?;
+                walks_since = self.shared.clock.monotonic();
             }
             let full = form == DumpForm::Sizes && bytes >= SIZES_BYTES_MAX;
             if count >= limit || full {

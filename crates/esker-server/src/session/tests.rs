@@ -6,6 +6,7 @@ use crate::clock::SteadyClock;
 use crate::counters::Counter;
 use crate::limits::{
     BODY_STEP_BYTES, BUDGET_ITEMS_MIN, Limits, POCKET_BYTES_MAX, RECEIVE_BYTES_MIN,
+    UNCHARGED_BYTES_MAX,
 };
 use crate::protocol::WatchKinds;
 use crate::server::ServerConfig;
@@ -247,4 +248,42 @@ fn a_list_waits_for_no_memory_that_cannot_come() {
     assert_eq!(told(&shared, b"lru_crawler metadump all\r\n"), refused);
     let passed = SystemClock.monotonic() - start;
     assert!(passed < Duration::from_secs(5), "{passed:?}");
+}
+
+/// Bytes that a client is told which has `count` keys listed and takes what it is sent each time in `step`, while no more memory than
+/// `free` is left; and whether it was cut off.
+fn listed_slowly(count: usize, step: Duration, free: u64) -> (usize, bool) {
+    let clock = Arc::new(ManualClock::new(1_700_000_000));
+    let (of_system, _folder) = shared();
+    let steady = Arc::new(SteadyClock::new(clock.clone()));
+    let config = ServerConfig { clock: steady, ..ServerConfig::default() };
+    let shared = Arc::new(Shared::new(of_system.store.clone(), config, 1, Vec::new()));
+    for number in 0..count {
+        shared.store.put(format!("key-{number}").as_bytes(), b"v").expect("put");
+    }
+    let _held = shared.budget.try_take(shared.budget.free_bytes() - free).expect("free");
+    let told: Rc<RefCell<Vec<u8>>> = Rc::default();
+    let stream = Stream {
+        input: b"lru_crawler metadump all\r\n".to_vec(),
+        read: 0,
+        told: Rc::clone(&told),
+        breaks: false,
+        slow: Some((clock, step)),
+    };
+    Session::new(Arc::clone(&shared), 0, stream, shared.budget.nothing()).run();
+    let told = told.borrow().len();
+    (told, shared.counters.total(Counter::RequestTimeouts) > 0)
+}
+
+#[test]
+fn who_takes_a_list_slowly_is_cut_off_like_who_takes_a_reply() {
+    let (count, short) = (4000, 32 << 20);
+    let (all, cut_off) = listed_slowly(count, Duration::ZERO, short);
+    assert!(all > 20 * UNCHARGED_BYTES_MAX && !cut_off, "{all}");
+    // Progress of some KiB each time.
+    let (told, cut_off) = listed_slowly(count, Duration::from_secs(9), short);
+    assert!(told <= 3 * UNCHARGED_BYTES_MAX && cut_off, "{told}");
+    // As fast as it has to be.
+    let (told, cut_off) = listed_slowly(count, Duration::from_millis(7), short);
+    assert_eq!((told, cut_off), (all, false));
 }
