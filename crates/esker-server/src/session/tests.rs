@@ -287,3 +287,19 @@ fn who_takes_a_list_slowly_is_cut_off_like_who_takes_a_reply() {
     let (told, cut_off) = listed_slowly(count, Duration::from_millis(7), short);
     assert_eq!((told, cut_off), (all, false));
 }
+
+#[test]
+fn a_list_reads_no_value_for_which_there_is_no_memory() {
+    let limits = Limits { memory_max_bytes: 20 << 20, connections_max: 16, ..Limits::default() };
+    let (shared, _folder) = shared_within(limits);
+    shared.store.put(b"large", &vec![b'v'; 32 << 20]).expect("put");
+    shared.store.put(b"small", &vec![b'v'; 1 << 20]).expect("put");
+    let list = told(&shared, b"lru_crawler metadump all\r\n");
+    assert!(list.starts_with("key=small ") && list.lines().count() == 2, "{list}");
+    assert_eq!(shared.counters.total(Counter::StoreNoMemory), 1);
+    assert_eq!(shared.budget.free_bytes(), 20 << 20);
+    // One of a time with another limit, for which there is some.
+    let config = ServerConfig::default();
+    let shared = Arc::new(Shared::new(shared.store.clone(), config, 1, Vec::new()));
+    assert_eq!(told(&shared, b"lru_crawler metadump all\r\n").lines().count(), 3);
+}
