@@ -77,9 +77,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Memory for values that each connection may keep between requests, in bytes; 0 where the budget is small.
-    pub fn pocket_bytes(&self) -> u64 {
-        let each = self.memory_max_bytes / POCKETS_SHARE / u64::from(self.connections_max.max(1));
+    /// Memory for values that each connection may keep between requests, in bytes; 0 where the budget is small, or little more
+    /// than the largest items need.
+    pub fn pocket_bytes(&self, encrypted: bool) -> u64 {
+        let beside_items = self.memory_max_bytes.saturating_sub(self.least_bytes(encrypted));
+        let all = beside_items.min(self.memory_max_bytes / POCKETS_SHARE);
+        let each = all / u64::from(self.connections_max.max(1));
         if each < POCKET_BYTES_MAX { 0 } else { POCKET_BYTES_MAX }
     }
 
@@ -115,10 +118,17 @@ impl Limits {
         u64::from(self.connections_max) * Self::connection_bytes(encrypted)
     }
 
-    /// What is free while all connections are there and ask for nothing, in bytes: the most memory that one request may wait for. Who
-    /// asks for more would wait in vain, and everybody else behind it.
+    /// The least that the memory of all may be, in bytes.
+    fn least_bytes(&self, encrypted: bool) -> u64 {
+        let items = BUDGET_ITEMS_MIN.saturating_mul(self.item_size_max_bytes);
+        self.connections_bytes(encrypted).saturating_add(items)
+    }
+
+    /// What is free while all connections are there and ask for nothing, in bytes, beside clients in shared memory and watchers.
     pub(crate) fn spare_bytes(&self, encrypted: bool) -> u64 {
-        self.memory_max_bytes.saturating_sub(self.connections_bytes(encrypted))
+        let pockets = u64::from(self.connections_max) * self.pocket_bytes(encrypted);
+        let kept = self.connections_bytes(encrypted).saturating_add(pockets);
+        self.memory_max_bytes.saturating_sub(kept)
     }
 
     /// Whether the limits can be kept, of a server whose connections are encrypted or not; says in words which cannot.
@@ -129,8 +139,7 @@ impl Limits {
         if !(ITEM_SIZE_MIN..=ITEM_SIZE_MAX).contains(&self.item_size_max_bytes) {
             return Err("item-size-max must be between 1 KiB and 1 GiB".into());
         }
-        let connections = self.connections_bytes(encrypted);
-        let least = connections + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
+        let least = self.least_bytes(encrypted);
         if self.memory_max_bytes < least {
             return Err(format!(
                 "memory-max must be at least {} KiB: {} connections of {} KiB, and {} items of the largest size",

@@ -104,6 +104,13 @@ impl Progress {
         Progress { streams: true, ..Progress::sending(shared) }
     }
 
+    /// Goes on now, after a rest since `since` for which the client has not to answer.
+    pub(crate) fn pass_over(&mut self, shared: &Shared, since: Duration) {
+        let rest = shared.clock.monotonic().saturating_sub(since);
+        self.since = self.since.saturating_add(rest);
+        self.begun = self.begun.saturating_add(rest);
+    }
+
     /// The same, to this `end`, if there is one.
     pub(crate) fn until(self, end: Option<Duration>) -> Progress {
         Progress { end, ..self }

@@ -367,9 +367,8 @@ impl Acceptor {
         if self.shares_memory {
             let weak = self.runtime.clone();
             let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
-                let bytes = RECEIVE_BYTES_MIN as u64;
                 let Some(runtime) = weak.upgrade() else { return };
-                let served = native::shm::serve(&shared, &runtime, &stream, core, place, bytes);
+                let served = native::shm::serve(&shared, &runtime, &stream, core, place);
                 // The agent does not keep the run-time that it runs in.
                 drop((runtime, stream));
                 match served {

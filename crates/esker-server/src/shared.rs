@@ -6,7 +6,7 @@
 use crate::access::Access;
 use crate::auth::Credentials;
 use crate::backups::Backups;
-use crate::budget::{Budget, KindShare};
+use crate::budget::{Budget, KindShare, Share};
 use crate::counters::{Counter, Counters};
 use crate::execute::Ground;
 use crate::expiry::expires_at;
@@ -17,7 +17,7 @@ use crate::prefixes::Prefixes;
 use crate::protocol::line;
 use crate::server::{ServerConfig, ShutdownHook};
 use crate::tls::Tls;
-use crate::watch::Watchers;
+use crate::watch::{WATCHER_BYTES, Watchers};
 use esker::Store;
 use esker_base::clock::Clock;
 use esker_base::units::MIB;
@@ -83,9 +83,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The most memory that one request may wait for.
+    /// The most memory that one request may wait for: what comes free although those who are there, and ask for nothing, keep what
+    /// they have. Who asks for more would wait in vain, and everybody else behind it.
     pub(crate) fn request_bytes_max(&self) -> u64 {
-        self.limits.spare_bytes(self.tls.is_some())
+        let rings = self.rings.total_bytes().saturating_sub(self.rings.free_bytes());
+        let watchers = (self.watchers.count() as u64).saturating_mul(WATCHER_BYTES);
+        let spare = self.limits.spare_bytes(self.tls.is_some());
+        spare.saturating_sub(rings).saturating_sub(watchers)
+    }
+
+    /// Memory for a request, waited for if it may come.
+    pub(crate) fn take_waiting(&self, bytes: u64) -> Option<Share> {
+        match bytes <= self.request_bytes_max() {
+            true => self.budget.take(bytes, self.limits.wait_timeout()),
+            false => self.budget.try_take(bytes),
+        }
     }
 
     pub(crate) fn new(

@@ -414,12 +414,7 @@ impl<D: Duplex + 'static> Session<D> {
                 } else if let Some(taken) = self.shared().budget.try_take(more) {
                     return Ok(Some(taken));
                 } else if alone {
-                    if more > self.shared().request_bytes_max() {
-                        // It would be waited for in vain.
-                        return Ok(None);
-                    }
-                    let limit = self.shared().limits.wait_timeout();
-                    return Ok(self.shared().budget.take(more, limit));
+                    return Ok(self.shared().take_waiting(more));
                 }
             }
             self.wait_for_room()?;

@@ -18,8 +18,8 @@
 
 use super::Session;
 use super::duplex::Duplex;
-use crate::budget::KindShare;
-use crate::limits::Limits;
+use crate::budget::{KindShare, Share};
+use crate::limits::{Limits, RECEIVE_BYTES_MIN};
 use crate::shared::Shared;
 use esker::Result;
 use esker_base::Error;
@@ -53,9 +53,15 @@ fn streams(cores: usize) -> usize {
     cores.clamp(1, STREAMS_MAX)
 }
 
+/// Bytes that a client with so many streams takes as long as it is there: its rings, and a receive buffer for each stream.
+fn client_bytes(streams: usize) -> u64 {
+    let buffers = (streams as u64).saturating_mul(RECEIVE_BYTES_MIN as u64);
+    handshake::memory_bytes(streams, CAPACITY).saturating_add(buffers)
+}
+
 /// How many clients of a server with `cores` cores find memory at the same time, and how many bytes each takes.
 pub(crate) fn room(limits: &Limits, cores: usize) -> (u64, u64) {
-    let each = handshake::memory_bytes(streams(cores), CAPACITY);
+    let each = client_bytes(streams(cores));
     (limits.rings_max_bytes() / each.max(1), each)
 }
 
@@ -248,7 +254,7 @@ impl Drop for SharedMemory {
 /// What all sessions of a client hold.
 struct Held<P> {
     _place: P,
-    _memory: KindShare,
+    _memory: (Share, Share),
 }
 
 /// Starts the sessions of the client that has connected by `socket`. The caller, a task of `core`, runs the agent that
@@ -263,16 +269,13 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
     socket: &Stream,
     core: usize,
     place: P,
-    receive_bytes: u64,
 ) -> Result<Option<Arc<Agent>>> {
     let failed = |source| Error::io("share memory", source);
     let fd = socket.as_fd().map_err(failed)?;
     let count = streams(runtime.cores());
-    let bytes = handshake::memory_bytes(count, CAPACITY);
-    let limit = shared.limits.wait_timeout();
     // Without waiting: who is there keeps what it has, and all requests would wait behind this one.
     let mut memory = KindShare::new(&shared.budget, &shared.rings);
-    if !memory.try_grow(bytes) {
+    if !memory.try_grow(client_bytes(count)) {
         let status = Status::Failed(esker::ErrorKind::OutOfMemory);
         return esker_shm::refuse(fd, status.number().into()).map(|()| None);
     }
@@ -292,8 +295,11 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         sessions: AtomicUsize::new(count),
         heard_at: AtomicU64::new(nanoseconds(shared.clock.monotonic())),
     });
-    let held = Arc::new(Held { _place: place, _memory: memory });
-    for (stream, (reader, writer, bell)) in sides.into_iter().enumerate() {
+    let (mut memory, counted) = memory.into_parts();
+    let buffers: Vec<_> =
+        sides.iter().filter_map(|_| memory.split(RECEIVE_BYTES_MIN as u64)).collect();
+    let held = Arc::new(Held { _place: place, _memory: (memory, counted) });
+    for (stream, ((reader, writer, bell), share)) in sides.into_iter().zip(buffers).enumerate() {
         let ended = Cell::new(false);
         let agent = Arc::clone(&agent);
         let clock = Arc::clone(&shared.clock);
@@ -302,7 +308,6 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         // Nobody joins a session: it ends with its client, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(stream).unwrap_or(0)), move || {
             let _held = held;
-            let Some(share) = shared.budget.take(receive_bytes, limit) else { return };
             Session::new(shared, stream, duplex, share).run();
         });
     }

@@ -4,7 +4,8 @@
 //! more memory than the walk does.
 //!
 //! # Failure
-//! What cannot be read is counted and logged, and left out. The list of a server that stops breaks off.
+//! What cannot be read is counted and logged, and left out; so is a value larger than items may be for which there is no
+//! memory. The list of a server that stops breaks off.
 
 use super::Session;
 use crate::escaped::Escaped;
@@ -13,18 +14,19 @@ use crate::expiry::is_expired;
 use crate::item::{BINARY_KEY, Item};
 use crate::limits::{UNCHARGED_BYTES_MAX, UNIT_WORK};
 use crate::output::Output;
+use crate::patience::Progress;
 use crate::protocol::base64::encode;
 use crate::protocol::{CRLF, DumpForm, DumpRequest, is_plain, line};
 use crate::shared::Shared;
 use crate::transport::Transport;
-use esker::ErrorKind;
+use esker::{Error, ErrorKind};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most bytes that `stats cachedump` lists, as in memcached.
 const SIZES_BYTES_MAX: u64 = 2 << 20;
-/// Memory of a walk, beside the longest value.
+/// Memory of a walk, beside the longest value: no more than half of it for what it reads ahead.
 const WALK_BYTES: u64 = 16 << 20;
 
 /// The only one who may walk over all items, until it is dropped.
@@ -63,13 +65,12 @@ impl<T: Transport> Session<T> {
             };
             let bytes = self.shared.limits.item_size_max_bytes.saturating_add(WALK_BYTES);
             let bytes = bytes.min(self.shared.budget.total_bytes() / 2);
-            let share = self.shared.budget.take(bytes, self.shared.limits.wait_timeout());
-            let Some(_share) = share else {
+            let Some(share) = self.shared.take_waiting(bytes) else {
                 self.output.push(line::NO_MEMORY_GET);
                 return Ok(());
             };
-            self.list(form, limit)?;
-            drop(turn);
+            self.list(form, limit, share.bytes())?;
+            drop((share, turn));
         }
         self.output.push(match form {
             DumpForm::Requests => line::META_MISS,
@@ -78,10 +79,27 @@ impl<T: Transport> Session<T> {
         Ok(())
     }
 
-    fn list(&mut self, form: DumpForm, limit: u64) -> IoResult<()> {
+    fn list(&mut self, form: DumpForm, limit: u64, memory_bytes: u64) -> IoResult<()> {
         self.shared.flush_if_due(self.core);
+        // What one value may take of that; the store may hold items from a time with another limit.
+        let of_value = self.shared.limits.item_size_max_bytes.saturating_add(WALK_BYTES / 2);
+        let of_value = of_value.min(memory_bytes);
+        let mut beyond = self.shared.budget.nothing();
+        let mut items = self.shared.store.iter();
         let (mut count, mut bytes) = (0_u64, 0_u64);
-        for met in self.shared.store.iter() {
+        // Of the whole list: who takes it holds the memory of the walk, and the only turn.
+        let mut progress = Progress::sending(&self.shared);
+        let mut walks_since = self.shared.clock.monotonic();
+        loop {
+            beyond.shrink_to(0);
+            let met = items.next_with(|bytes| {
+                let more = bytes.saturating_sub(of_value).saturating_sub(beyond.bytes());
+                match beyond.try_grow(more) {
+                    true => Ok(()),
+                    false => Err(Error::new(ErrorKind::OutOfMemory, "list item")),
+                }
+            });
+            let Some(met) = met else { break };
             esker_trt::work(UNIT_WORK);
             if self.shared.is_stopping() {
                 return Err(IoErrorKind::Interrupted.into());
@@ -103,7 +121,9 @@ impl<T: Transport> Session<T> {
                 (count, bytes) = (count.saturating_add(1), bytes.saturating_add(length));
             }
             if self.output.uncharged_bytes() >= UNCHARGED_BYTES_MAX {
-                self.flush()?;
+                progress.pass_over(&self.shared, walks_since);
+                self.flush_by(&mut progress)?;
+                walks_since = self.shared.clock.monotonic();
             }
             let full = form == DumpForm::Sizes && bytes >= SIZES_BYTES_MAX;
             if count >= limit || full {

@@ -151,7 +151,7 @@ impl<T: Transport> Session<T> {
     /// A session of `connection` on `core`; `share` is for its receive buffer.
     pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: T, share: Share) -> Self {
         let to_say = shared.auth.is_some().then(|| until_admitted(&shared));
-        let pocket_bytes = shared.limits.pocket_bytes();
+        let pocket_bytes = shared.limits.pocket_bytes(shared.tls.is_some());
         let long_line = shared.bodies.nothing();
         Session {
             pocket: None,

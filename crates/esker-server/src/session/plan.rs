@@ -289,11 +289,7 @@ impl<T: Transport> Session<T> {
     /// Waits for the memory that `unit` needs; no reply is held meanwhile (N4).
     pub(super) fn endow_waiting(&mut self, mut unit: Unit) {
         let bytes = self.bytes_held(&unit);
-        // More than that would be waited for in vain.
-        unit.share = match bytes <= self.shared.request_bytes_max() {
-            true => self.shared.budget.take(bytes, self.shared.limits.wait_timeout()),
-            false => None,
-        };
+        unit.share = self.shared.take_waiting(bytes);
         if unit.share.is_some() {
             self.ahead.push_front(unit);
             return;

@@ -1,12 +1,18 @@
 //! One session over a stream that stands in memory.
 
 use super::Session;
+use crate::budget::KindShare;
 use crate::clock::SteadyClock;
 use crate::counters::Counter;
-use crate::limits::{BODY_STEP_BYTES, Limits, RECEIVE_BYTES_MIN};
+use crate::limits::{
+    BODY_STEP_BYTES, BUDGET_ITEMS_MIN, Limits, POCKET_BYTES_MAX, RECEIVE_BYTES_MIN,
+    UNCHARGED_BYTES_MAX,
+};
+use crate::protocol::WatchKinds;
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use crate::transport::Transport;
+use crate::watch::{Place, WATCHER_BYTES};
 use esker::{Durability, Options, Store};
 use esker_base::clock::{Clock, ManualClock, SystemClock};
 use std::cell::RefCell;
@@ -67,11 +73,16 @@ impl Transport for Stream {
 
 /// A store and what sessions share; requests wait for memory 100 ms at most.
 fn shared() -> (Arc<Shared>, TempDir) {
+    shared_within(Limits { request_timeout: Duration::from_millis(100), ..Limits::default() })
+}
+
+/// The same, with these limits.
+fn shared_within(limits: Limits) -> (Arc<Shared>, TempDir) {
     let folder = tempfile::tempdir().expect("scratch folder");
     let mut options = Options::new(folder.path().join("data"));
     (options.size_bytes, options.durability) = (64 << 20, Durability::None);
     let store = Store::open(&options).expect("store");
-    let limits = Limits { request_timeout: Duration::from_millis(100), ..Limits::default() };
+    assert_eq!(limits.check(false), Ok(()));
     let config = ServerConfig { limits, ..ServerConfig::default() };
     (Arc::new(Shared::new(store, config, 1, Vec::new())), folder)
 }
@@ -180,4 +191,115 @@ fn a_set_for_which_the_receive_buffer_cannot_grow_is_refused_and_passed_over() {
     let line = format!("get {}\r\n", "k ".repeat(RECEIVE_BYTES_MIN));
     let refused = "SERVER_ERROR out of memory writing get response\r\n";
     assert_eq!(told(&shared, line.as_bytes()), refused);
+}
+
+#[test]
+fn what_guests_without_a_request_hold_is_not_waited_for() {
+    let limits = Limits { memory_max_bytes: 40 << 20, connections_max: 16, ..Limits::default() };
+    let (shared, _folder) = shared_within(limits);
+    shared.store.put(b"k", &vec![b'v'; 32 << 20]).expect("put");
+    let is_refused_at_once = || {
+        let start = SystemClock.monotonic();
+        let told = told(&shared, b"get k\r\nmn\r\n");
+        assert!(SystemClock.monotonic() - start < Duration::from_secs(5), "waited in vain");
+        told == "SERVER_ERROR out of memory writing get response\r\nMN\r\n"
+    };
+    assert!(!is_refused_at_once(), "nobody is there");
+    let mut rings = KindShare::new(&shared.budget, &shared.rings);
+    assert!(rings.try_grow(10 << 20) && is_refused_at_once());
+    drop(rings);
+    let mut rings = KindShare::new(&shared.budget, &shared.rings);
+    assert!(rings.try_grow(3 << 20) && !is_refused_at_once());
+    let watchers: Vec<_> = std::iter::from_fn(|| {
+        let place = Place::take(&shared, WatchKinds::FETCHERS)?;
+        Some((place, shared.budget.try_take(WATCHER_BYTES).expect("free")))
+    })
+    .collect();
+    assert!(watchers.len() > 16 && is_refused_at_once());
+}
+
+#[test]
+fn most_that_is_waited_for_is_free_while_all_guests_hold_what_they_keep() {
+    for (memory_max_bytes, pocket_bytes) in [(40 << 20, POCKET_BYTES_MAX), (4200 << 10, 0)] {
+        let limits = Limits { memory_max_bytes, connections_max: 16, ..Limits::default() };
+        assert_eq!(limits.pocket_bytes(false), pocket_bytes);
+        let (shared, _folder) = shared_within(limits);
+        let _kept = shared.budget.try_take(16 * (RECEIVE_BYTES_MIN as u64 + pocket_bytes));
+        assert_eq!(shared.budget.free_bytes(), shared.request_bytes_max());
+        let mut rings = KindShare::new(&shared.budget, &shared.rings);
+        assert!(rings.try_grow(1 << 20));
+        assert_eq!(shared.budget.free_bytes(), shared.request_bytes_max());
+        // What may be stored can be read.
+        drop(rings);
+        assert!(shared.request_bytes_max() >= BUDGET_ITEMS_MIN << 20);
+    }
+}
+
+#[test]
+fn a_list_waits_for_no_memory_that_cannot_come() {
+    let (memory_max_bytes, item_size_max_bytes) = (6 << 20, 256 << 10);
+    let limits = Limits { memory_max_bytes, item_size_max_bytes, ..Limits::default() };
+    let (shared, _folder) = shared_within(limits);
+    shared.store.put(b"k", b"v").expect("put");
+    assert!(told(&shared, b"lru_crawler metadump all\r\n").ends_with("size=2\nEND\r\n"));
+    let _connections = shared.budget.try_take(4 << 20).expect("free");
+    let start = SystemClock.monotonic();
+    let refused = "SERVER_ERROR out of memory writing get response\r\n";
+    assert_eq!(told(&shared, b"lru_crawler metadump all\r\n"), refused);
+    let passed = SystemClock.monotonic() - start;
+    assert!(passed < Duration::from_secs(5), "{passed:?}");
+}
+
+/// Bytes that a client is told which has `count` keys listed and takes what it is sent each time in `step`, while no more memory than
+/// `free` is left; and whether it was cut off.
+fn listed_slowly(count: usize, step: Duration, free: u64) -> (usize, bool) {
+    let clock = Arc::new(ManualClock::new(1_700_000_000));
+    let (of_system, _folder) = shared();
+    let steady = Arc::new(SteadyClock::new(clock.clone()));
+    let config = ServerConfig { clock: steady, ..ServerConfig::default() };
+    let shared = Arc::new(Shared::new(of_system.store.clone(), config, 1, Vec::new()));
+    for number in 0..count {
+        shared.store.put(format!("key-{number}").as_bytes(), b"v").expect("put");
+    }
+    let _held = shared.budget.try_take(shared.budget.free_bytes() - free).expect("free");
+    let told: Rc<RefCell<Vec<u8>>> = Rc::default();
+    let stream = Stream {
+        input: b"lru_crawler metadump all\r\n".to_vec(),
+        read: 0,
+        told: Rc::clone(&told),
+        breaks: false,
+        slow: Some((clock, step)),
+    };
+    Session::new(Arc::clone(&shared), 0, stream, shared.budget.nothing()).run();
+    let told = told.borrow().len();
+    (told, shared.counters.total(Counter::RequestTimeouts) > 0)
+}
+
+#[test]
+fn who_takes_a_list_slowly_is_cut_off_like_who_takes_a_reply() {
+    let (count, short) = (4000, 32 << 20);
+    let (all, cut_off) = listed_slowly(count, Duration::ZERO, short);
+    assert!(all > 20 * UNCHARGED_BYTES_MAX && !cut_off, "{all}");
+    // Progress of some KiB each time.
+    let (told, cut_off) = listed_slowly(count, Duration::from_secs(9), short);
+    assert!(told <= 3 * UNCHARGED_BYTES_MAX && cut_off, "{told}");
+    // As fast as it has to be.
+    let (told, cut_off) = listed_slowly(count, Duration::from_millis(7), short);
+    assert_eq!((told, cut_off), (all, false));
+}
+
+#[test]
+fn a_list_reads_no_value_for_which_there_is_no_memory() {
+    let limits = Limits { memory_max_bytes: 20 << 20, connections_max: 16, ..Limits::default() };
+    let (shared, _folder) = shared_within(limits);
+    shared.store.put(b"large", &vec![b'v'; 32 << 20]).expect("put");
+    shared.store.put(b"small", &vec![b'v'; 1 << 20]).expect("put");
+    let list = told(&shared, b"lru_crawler metadump all\r\n");
+    assert!(list.starts_with("key=small ") && list.lines().count() == 2, "{list}");
+    assert_eq!(shared.counters.total(Counter::StoreNoMemory), 1);
+    assert_eq!(shared.budget.free_bytes(), 20 << 20);
+    // One of a time with another limit, for which there is some.
+    let config = ServerConfig::default();
+    let shared = Arc::new(Shared::new(shared.store.clone(), config, 1, Vec::new()));
+    assert_eq!(told(&shared, b"lru_crawler metadump all\r\n").lines().count(), 3);
 }

@@ -124,20 +124,20 @@ impl<T: Transport> Session<T> {
         if self.output.is_empty() {
             return Ok(());
         }
-        self.flush_by(Progress::sending(&self.shared).until(self.to_say))
+        self.flush_by(&mut Progress::sending(&self.shared).until(self.to_say))
     }
 
     /// The same, of a client with this progress, and what is held back as well.
-    pub(super) fn flush_by(&mut self, mut progress: Progress) -> IoResult<()> {
+    pub(super) fn flush_by(&mut self, progress: &mut Progress) -> IoResult<()> {
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
             let write = |limit| connection.write_vectored(slices, Some(limit));
-            let taken = patiently(shared, &progress, write)?;
+            let taken = patiently(shared, progress, write)?;
             progress.add(shared, taken);
             Ok(taken)
         })?;
         if connection.holds_back() {
-            patiently(shared, &progress, |limit| connection.flush(limit))?;
+            patiently(shared, progress, |limit| connection.flush(limit))?;
         }
         if let Some(share) = self.output.take_sent() {
             self.put_share(share);

@@ -59,7 +59,7 @@ impl<T: Transport> Session<T> {
             let were_none = lines.is_empty();
             self.output.push(&lines);
             lines.clear();
-            self.flush_by(Progress::streaming(&self.shared))?;
+            self.flush_by(&mut Progress::streaming(&self.shared))?;
             if !were_none {
                 rest = (rest / 2).max(REST_MIN);
                 continue;

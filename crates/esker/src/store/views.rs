@@ -39,14 +39,19 @@ pub struct Iter {
     pub(super) items: VecDeque<Result<(Vec<u8>, Option<Value>)>>,
 }
 
-impl Iterator for Iter {
-    type Item = Result<(Vec<u8>, Value)>;
-
-    fn next(&mut self) -> Option<Self::Item> {
+impl Iter {
+    /// The next item, for callers that count their memory: `admit` is asked before a value is read that the walk did not read on its
+    /// way, with the memory that the read takes, as by [`Store::get_with`]. Its error takes the item's place, and the walk goes on.
+    ///
+    /// A walk reads some MiB of values ahead at most.
+    pub fn next_with(
+        &mut self,
+        mut admit: impl FnMut(u64) -> Result<()>,
+    ) -> Option<Result<(Vec<u8>, Value)>> {
         loop {
             match self.items.pop_front() {
                 Some(Ok((key, Some(value)))) => return Some(Ok((key, value))),
-                Some(Ok((key, None))) => match self.store.get(&key) {
+                Some(Ok((key, None))) => match self.store.get_with(&key, &mut admit) {
                     Ok(Some(value)) => return Some(Ok((key, value))),
                     // Deleted meanwhile.
                     Ok(None) => continue,
@@ -66,5 +71,13 @@ impl Iterator for Iter {
                 Err(error) => return Some(Err(error)),
             }
         }
+    }
+}
+
+impl Iterator for Iter {
+    type Item = Result<(Vec<u8>, Value)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_with(|_| Ok(()))
     }
 }

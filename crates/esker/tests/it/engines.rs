@@ -31,6 +31,37 @@ fn a_store_is_opened_with_its_engine_and_no_other() {
     }
 }
 
+#[test]
+fn a_walk_asks_before_it_reads_a_large_value_and_goes_on_where_it_may_not() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        let (large, small) = (vec![7; 4 << 20], [8; 100]);
+        for (key, value) in [(b"a", &small[..]), (b"b", &large[..]), (b"c", &small[..])] {
+            store.put(key, value).unwrap();
+        }
+        let (mut asked, mut walk, mut met, mut errors) = (0, store.iter(), Vec::new(), Vec::new());
+        while let Some(item) = walk.next_with(|bytes| {
+            asked = asked.max(bytes);
+            match bytes < 1 << 20 {
+                true => Ok(()),
+                false => Err(esker::Error::new(ErrorKind::OutOfMemory, "admit")),
+            }
+        }) {
+            match item {
+                Ok((key, value)) => met.push((key, value.to_vec())),
+                Err(error) => errors.push(error.kind()),
+            }
+        }
+        met.sort();
+        assert!(asked >= 4 << 20, "{kind}: {asked}");
+        assert_eq!(errors, [ErrorKind::OutOfMemory], "{kind}");
+        let expected = [b"a", b"c"].map(|key| (key.to_vec(), small.to_vec()));
+        assert!(met == expected, "{kind}: {} items", met.len());
+        assert_eq!(store.iter().filter(Result::is_ok).count(), 3, "{kind}");
+    }
+}
+
 /// Two would be there then, and the next open finds one of them: perhaps not the one that was made last.
 #[test]
 fn no_store_is_made_or_restored_beside_that_of_another_engine() {
