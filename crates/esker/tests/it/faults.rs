@@ -201,6 +201,50 @@ fn behind_a_panic_of_the_device_nothing_is_written_and_nobody_waits() {
     }
 }
 
+/// As above, with others in the batch, behind it, and at the end of the store.
+#[test]
+fn nobody_waits_for_a_leader_that_panicked() {
+    for round in 0..20 {
+        let asked = Arc::new(AtomicBool::new(false));
+        let panics = Arc::clone(&asked);
+        let asking = Asking::new(device(Initial::Zeros), move |call| {
+            if call.act == Act::Write && panics.swap(false, Ordering::Relaxed) {
+                // Until others have come.
+                esker_trt::sleep(Duration::from_millis(round));
+                panic!("the device");
+            }
+            Ok(())
+        });
+        let mut options = options(round);
+        options.durability = Durability::Sync;
+        let store = Store::open_on(asking, &options).unwrap();
+        store.put(b"key", b"before").unwrap();
+        asked.store(true, Ordering::Relaxed);
+        let (tell, hear) = mpsc::channel();
+        for writer in 0..6_u8 {
+            let (store, tell) = (store.clone(), tell.clone());
+            std::thread::spawn(move || {
+                let put = || (0..50_u8).try_for_each(|n| store.put(&[writer, n], b"v").map(drop));
+                tell.send(catch_unwind(AssertUnwindSafe(put)).ok()).unwrap();
+            });
+        }
+        let heard =
+            (0..6).map(|_| hear.recv_timeout(Duration::from_secs(60)).expect("nobody waits"));
+        let heard: Vec<_> = heard.collect();
+        assert_eq!(heard.iter().filter(|end| end.is_none()).count(), 1, "one panicked");
+        for refused in heard.into_iter().flatten() {
+            let kind = refused.unwrap_err().kind();
+            assert!(matches!(kind, ErrorKind::DurabilityUnknown | ErrorKind::ReadOnly), "{kind:?}");
+        }
+        let (tell, hear) = mpsc::channel();
+        std::thread::spawn(move || {
+            drop(store);
+            tell.send(()).unwrap();
+        });
+        hear.recv_timeout(Duration::from_secs(60)).expect("the end waits for nobody");
+    }
+}
+
 /// What the caller refuses is no failed read.
 #[test]
 fn who_may_not_take_the_memory_is_asked_once_and_told_the_refusal() {

@@ -88,6 +88,29 @@ pub(super) enum Append {
     NoRoom(usize),
 }
 
+/// What writers are told of a write that failed.
+fn in_doubt(cause: &Error) -> Error {
+    Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
+}
+
+fn tell_failure(cause: &Error) {
+    tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
+}
+
+/// The turn of a leader, from when its batch is nobody else's.
+struct Turn<'d> {
+    depot: &'d Depot,
+    ticket: Arc<Ticket>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.depot.give_up(&self.ticket);
+        }
+    }
+}
+
 impl Depot {
     /// Refuses what no batch can hold.
     pub(super) fn check_need(&self, need: Need) -> Result<()> {
@@ -224,10 +247,12 @@ impl Depot {
             };
             (filling, plan, state.durable)
         };
+        let _turn = Turn { depot: self, ticket: Arc::clone(&filling.ticket) };
         let plan = plan.or_else(|error| self.place_later(error, &filling));
         let batch = &mut filling.batch;
         let end = Version(batch.end().0);
         let (records, began) = (batch.entries.len(), self.clock.monotonic());
+        let mut news = None;
         let written = plan.and_then(|plan| {
             let mut durable = Sequence(durable.0);
             // Only the leader is here, so nobody waits for this lock while the device works.
@@ -240,7 +265,11 @@ impl Depot {
                 &mut durable,
                 self.commits_durably(),
             )
-            .map_err(|error| self.poison(&error))?;
+            .map_err(|error| {
+                // Told once nobody waits for this any more: a log may take its time, or worse.
+                news = self.note_failure(&error).then(|| error.clone());
+                in_doubt(&error)
+            })?;
             self.log.put_summary(summary);
             self.publish(batch, &plan);
             Ok(Version(durable.0))
@@ -276,7 +305,38 @@ impl Depot {
             next.baton.open();
         }
         filling.ticket.done.open();
+        if let Some(error) = news {
+            tell_failure(&error);
+        }
         orphaned
+    }
+
+    /// Lets all go on who wait for a leader that panicked: those of its batch hear that nobody knows what became of it, and whoever
+    /// leads the next one that nothing is written any more.
+    fn give_up(&self, ticket: &Ticket) {
+        let cause = Error::new(ErrorKind::Panicked, "write store");
+        self.note_failure(&cause);
+        let _ = ticket.failure.set(in_doubt(&cause));
+        let (next, left) = {
+            let mut guard = self.log.state.lock();
+            let state = &mut *guard;
+            state.in_flight = None;
+            let has_heir = state.filling.has_heir;
+            state.leading = has_heir && !state.filling.batch.entries.is_empty();
+            // What this one left has nobody to lead it.
+            let fresh = || Filling::new(&self.pool, &self.layout, state.next_version);
+            let left = (!has_heir).then(fresh);
+            let left = left.map(|fresh| std::mem::replace(&mut state.filling, fresh));
+            (state.leading.then(|| Arc::clone(&state.filling.ticket)), left)
+        };
+        if let Some(next) = next {
+            next.baton.open();
+        }
+        if let Some(left) = left {
+            let _ = left.ticket.failure.set(in_doubt(&cause));
+            left.ticket.done.open();
+        }
+        ticket.done.open();
     }
 
     /// Places a batch for which there was no segment: others may have taken the last ones for a moment, to give them back. Its
@@ -323,9 +383,9 @@ impl Depot {
     pub(super) fn poison(&self, cause: &Error) -> Error {
         // Behind everything that depends on it: a log may take its time, or worse.
         if self.note_failure(cause) {
-            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
+            tell_failure(cause);
         }
-        Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
+        in_doubt(cause)
     }
 
     /// Refuses writes from now on; whether it is the first failure.
