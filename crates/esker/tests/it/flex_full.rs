@@ -243,3 +243,31 @@ fn a_large_value_that_found_no_place_in_the_log_takes_no_room() {
     assert!(store.stats().live_bytes >= before + value.len() as u64);
     sound(&store);
 }
+
+/// Logs grow as they are written: those that are shorter than tables of this size would have them are no reason to refuse an open, without
+/// which nobody could delete anything.
+#[test]
+fn a_store_with_short_logs_on_a_full_file_system_is_opened_with_larger_tables() {
+    let (system, files) = files(6400);
+    let (mut options, clock) = wide(1, Durability::Sync);
+    let store = open(&files, &options).unwrap();
+    let (mut known, mut rng) = (Map::new(), Rng::from_seed(1));
+    fill(&store, &mut known, &mut rng);
+    store.forget();
+    let others = system.left.swap(0, Ordering::SeqCst);
+    options.flex.memtable_size_bytes = 8 << 20;
+    options.testing.seed = Some(9);
+    let store = open(&files, &options).unwrap();
+    assert_eq!(held(&store), known);
+    for key in known.keys() {
+        assert!(store.delete(key).unwrap());
+    }
+    known.clear();
+    store.clean(usize::MAX).unwrap();
+    sound(&store);
+    system.give(others);
+    clock.advance(Duration::from_secs(1));
+    assert!(fill(&store, &mut known, &mut rng) > 1000);
+    assert_eq!(held(&store), known);
+    store.close().unwrap();
+}
