@@ -361,7 +361,8 @@ impl Wal {
         let end = position + writer.size_bytes().next_multiple_of(self.block) as u64;
         let size = device.geometry().size_bytes;
         if size < end {
-            device.reserve(sites::WAL_RESERVE, size, end - size)?;
+            let wanted = end.next_multiple_of(self.file_unit());
+            device.reserve(sites::WAL_RESERVE, size, wanted - size)?;
         }
         let batch = Batch {
             generation,
@@ -477,6 +478,11 @@ impl Wal {
         }
     }
 
+    /// Files have whole blocks of whatever device they come to: an open where blocks are larger has to see the last batch.
+    fn file_unit(&self) -> u64 {
+        STEP_MIN.max(self.block as u64)
+    }
+
     /// Makes the file of a generation at least so long, in steps: files follow what is written.
     fn grow(&self, generation: u64, end: u64, most: u64) -> Result<()> {
         let _turn = self.growing.lock();
@@ -484,7 +490,7 @@ impl Wal {
         let size = device.geometry().size_bytes;
         if size < end {
             let step = (size / 2).clamp(STEP_MIN, STEP_MAX);
-            let wanted = end.max(size + step).min(most).next_multiple_of(self.block as u64);
+            let wanted = end.max(size + step).min(most).next_multiple_of(self.file_unit());
             device.reserve(sites::WAL_RESERVE, size, wanted - size)?;
         }
         let mut state = self.state.lock();
