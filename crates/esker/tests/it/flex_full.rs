@@ -5,7 +5,7 @@ use crate::flex_db::options;
 use crate::flex_whole::{bytes, held, sound};
 use crate::support::START;
 use esker::flex::SpaceFiles;
-use esker::{ErrorKind, FlexFiles, Options, Result, Store};
+use esker::{Durability, ErrorKind, FlexFiles, Options, Result, Store};
 use esker_base::Error;
 use esker_base::clock::{Clock, ManualClock};
 use esker_base::rng::Rng;
@@ -79,8 +79,9 @@ fn files(blocks: usize) -> (Arc<FileSystem>, Vec<Arc<Asking>>) {
 
 /// As [`options`], with segments in which leaves find room, and nodes that have some extents: a tree of small ones is as large as
 /// the data.
-fn wide(seed: u64) -> (Options, Arc<ManualClock>) {
+fn wide(seed: u64, durability: Durability) -> (Options, Arc<ManualClock>) {
     let mut options = options(seed);
+    options.durability = durability;
     let clock = Arc::new(ManualClock::new(START));
     options.clock = Arc::clone(&clock) as Arc<dyn Clock>;
     options.size_bytes = 16 << 20;
@@ -118,19 +119,31 @@ fn fill(store: &Store, known: &mut Map, rng: &mut Rng) -> usize {
     unreachable!("every file system is full some time")
 }
 
+/// Seeds, and whether there is a log before there is a commit.
+const CASES: [(u64, Durability); 8] = [
+    (1, Durability::Sync),
+    (2, Durability::Sync),
+    (3, Durability::Sync),
+    (4, Durability::Sync),
+    (1, Durability::None),
+    (2, Durability::None),
+    (3, Durability::None),
+    (4, Durability::None),
+];
+
 #[test]
 fn a_full_file_system_refuses_puts_and_nothing_else() {
     const BLOCKS: usize = 6400;
-    for seed in 1..5 {
+    for (seed, durability) in CASES {
         let (system, files) = files(BLOCKS);
-        let (mut options, clock) = wide(seed);
+        let (mut options, clock) = wide(seed, durability);
         let mut rng = Rng::from_seed(seed);
         let mut known = Map::new();
         let mut store = open(&files, &options).unwrap();
         for round in 0..4 {
             // Salts are not those of the open before.
             options.testing.seed = Some(seed + 10 * (round + 1));
-            let context = format!("seed {seed}, round {round}");
+            let context = format!("{durability:?}, seed {seed}, round {round}");
             let put = fill(&store, &mut known, &mut rng);
             let size: usize = known.iter().map(|(key, value)| key.len() + value.len()).sum();
             assert!(size as u64 > BLOCKS as u64 * BLOCK / 4, "{context}: {size} bytes, {put} puts");
@@ -165,9 +178,9 @@ fn a_full_file_system_refuses_puts_and_nothing_else() {
 
 #[test]
 fn what_others_take_of_a_file_system_is_missed_by_puts_only() {
-    for seed in 1..5 {
+    for (seed, durability) in CASES {
         let (system, files) = files(16_000);
-        let (options, clock) = wide(seed);
+        let (options, clock) = wide(seed, durability);
         let mut rng = Rng::from_seed(seed);
         let mut known = Map::new();
         let store = open(&files, &options).unwrap();
@@ -215,7 +228,7 @@ fn a_large_value_that_found_no_place_in_the_log_takes_no_room() {
         })
     };
     let files: Vec<_> = FIRST_SIZES.iter().enumerate().map(file).collect();
-    let store = open(&files, &wide(1).0).unwrap();
+    let store = open(&files, &wide(1, Durability::Sync).0).unwrap();
     let before = store.stats().live_bytes;
     refuses.store(true, Ordering::SeqCst);
     // Longer than what the log has room for.
@@ -229,4 +242,32 @@ fn a_large_value_that_found_no_place_in_the_log_takes_no_room() {
     assert!(store.get(&key).unwrap().is_some_and(|found| *found == *value));
     assert!(store.stats().live_bytes >= before + value.len() as u64);
     sound(&store);
+}
+
+/// Logs grow as they are written: those that are shorter than tables of this size would have them are no reason to refuse an open, without
+/// which nobody could delete anything.
+#[test]
+fn a_store_with_short_logs_on_a_full_file_system_is_opened_with_larger_tables() {
+    let (system, files) = files(6400);
+    let (mut options, clock) = wide(1, Durability::Sync);
+    let store = open(&files, &options).unwrap();
+    let (mut known, mut rng) = (Map::new(), Rng::from_seed(1));
+    fill(&store, &mut known, &mut rng);
+    store.forget();
+    let others = system.left.swap(0, Ordering::SeqCst);
+    options.flex.memtable_size_bytes = 8 << 20;
+    options.testing.seed = Some(9);
+    let store = open(&files, &options).unwrap();
+    assert_eq!(held(&store), known);
+    for key in known.keys() {
+        assert!(store.delete(key).unwrap());
+    }
+    known.clear();
+    store.clean(usize::MAX).unwrap();
+    sound(&store);
+    system.give(others);
+    clock.advance(Duration::from_secs(1));
+    assert!(fill(&store, &mut known, &mut rng) > 1000);
+    assert_eq!(held(&store), known);
+    store.close().unwrap();
 }

@@ -5,11 +5,11 @@ use crate::client::Map;
 use crate::flex_db::{Devices, SIZES, files_of, options};
 use crate::flex_whole::{bytes, held};
 use esker::flex::SpaceFiles;
-use esker::{Durability, EngineKind, FlexFiles, Options, Store};
+use esker::{Durability, EngineKind, FlexFiles, Options, Store, repair_on_flex};
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking, SimBlockOptions, SimDevices};
+use esker_media::sim::{Act, Asking, Image, Initial, SimBlock, SimBlockOptions, SimDevices};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -140,5 +140,71 @@ fn logs_whose_names_were_exchanged_are_refused_and_stay_as_they_are() {
         assert!(bytes() == before, "{tables}: a log was changed");
         exchange();
         assert!(held(&Store::open(&options).unwrap()) == expected, "{tables}");
+    }
+}
+
+/// A store that was made where blocks are large, used where they are small, killed, and brought back.
+#[test]
+fn a_log_with_smaller_blocks_is_refused_and_stays_as_it_is() {
+    let mut options = options(2);
+    options.flex.memtable_size_bytes = 64 << 10;
+    if let Some(space) = &mut options.flex.space {
+        space.shape.segment_size_bytes = 32 << 10;
+        space.shape.block_size_bytes = 4096;
+        space.shape.node_size_bytes = 4096;
+        space.shape.log_block_size_bytes = 4096;
+    }
+    let devices = |images: Option<Vec<Image>>, block_size_bytes: u32| -> Vec<Arc<SimBlock>> {
+        let device = |(index, (first, most)): (usize, (u64, u64))| {
+            let image = images.as_ref().map(|images| {
+                let mut image = images[index].clone();
+                image.grow(image.size_bytes().next_multiple_of(4096));
+                image
+            });
+            let size = image.as_ref().map_or(first, Image::size_bytes);
+            let mut options = SimBlockOptions::new(size, 1);
+            options.initial = image.map_or(Initial::Zeros, Initial::Recycled);
+            (options.size_bytes_max, options.block_size_bytes) = (most, block_size_bytes);
+            Arc::new(SimBlock::new(options))
+        };
+        SIZES.into_iter().enumerate().map(device).collect()
+    };
+    let images = |devices: &[Arc<SimBlock>]| -> Vec<Image> {
+        devices.iter().map(|device| device.image()).collect()
+    };
+    let first = devices(None, 4096);
+    Store::open_flex_on(files_of(&first), &options).unwrap().close().unwrap();
+    // The first batches may be whole blocks of the large ones.
+    for sizes in [&[100][..], &[3900], &[3900, 100], &[3900, 100, 100, 3900], &[5000, 20, 700]] {
+        let small = devices(Some(images(&first)), 512);
+        let store = Store::open_flex_on(files_of(&small), &options).unwrap();
+        let mut known = Map::new();
+        for (key, size) in (0..9_u8).zip(sizes.iter().cycle()) {
+            let value = bytes(u64::from(key), *size);
+            store.put(&[key], &value).unwrap();
+            known.insert(vec![key], value);
+        }
+        store.forget();
+        let large = devices(Some(images(&small)), 4096);
+        let before = images(&large);
+        match Store::open_flex_on(files_of(&large), &options) {
+            Ok(store) => assert!(held(&store) == known, "{sizes:?}: acknowledged, and gone"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{sizes:?}: {error}");
+                let error = repair_on_flex(files_of(&large), &options).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{sizes:?}: {error}");
+                for (now, before) in images(&large)[3..5].iter().zip(&before[3..5]) {
+                    assert!(now.to_vec() == before.to_vec(), "{sizes:?}: a log was changed");
+                }
+                // Where blocks are small it is sound; from there it may go on.
+                let small = devices(Some(images(&large)), 512);
+                let store = Store::open_flex_on(files_of(&small), &options).unwrap();
+                assert!(held(&store) == known, "{sizes:?}");
+                store.close().unwrap();
+                let large = devices(Some(images(&small)), 4096);
+                let store = Store::open_flex_on(files_of(&large), &options).unwrap();
+                assert!(held(&store) == known, "{sizes:?}");
+            }
+        }
     }
 }

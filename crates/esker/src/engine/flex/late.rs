@@ -3,7 +3,7 @@
 //!
 //! Where the space cannot wait (it needs segments that only a commit frees, or a large value has to become durable while
 //! a table is on its way), the table gets its log late: all of its changes, durable before the first of them is in the
-//! space. From then on it is a table like others.
+//! space. From then on it is a table like others. The file of the log grows with the table: there is room for it.
 //!
 //! # Invariants
 //! - A1: a late log counts as a whole or not at all: a part of it would not be what some beginning of the writes made, for
@@ -23,10 +23,6 @@ use esker_index::Word;
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Bytes of a batch, about: at most, and as a share of the log.
-const BATCH_BYTES: usize = 4 << 20;
-const BATCH_SHARE: usize = 16;
 
 /// A change of a table: a key's, or that of a range.
 enum Late {
@@ -73,7 +69,7 @@ impl Flex {
         changes.sort_unstable_by_key(|(version, _)| *version);
 
         let mut late = self.wal.late(table.generation);
-        let most = BATCH_BYTES.min(self.wal.batch_size_max() * 4 / BATCH_SHARE);
+        let most = self.wal.late_batch_bytes();
         let mut writer = WalWriter::default();
         let gap_max = self.wal.late_gap_max();
         let (mut first_version, mut next_version) = (0, 0);

@@ -153,7 +153,11 @@ impl Flex {
         for device in &files.logs {
             let (size, first) = (device.geometry().size_bytes, log_first_size(options));
             if size < first {
-                device.reserve(sites::WAL_RESERVE, size, first - size)?;
+                match device.reserve(sites::WAL_RESERVE, size, first - size) {
+                    // It grows as it is written; until then there may be room: an open store can delete.
+                    Err(error) if error.kind() == ErrorKind::NoSpace && !is_new => {}
+                    done => done?,
+                }
             }
             if is_new {
                 blank(&**device, restores)?;

@@ -65,7 +65,7 @@ pub(super) fn logs(
     hasher: &KeyHasher,
     (memtable_size_bytes, versions_skipped): (u64, u64),
 ) -> Result<FoundTables> {
-    let readers = readers(devices, &root.store_id);
+    let readers = readers(devices, root);
     let mut found: Vec<(FoundLog, &Reader<'_>)> = Vec::new();
     let mut lost = Vec::new();
     let mut newest = root.committed_generation;
@@ -77,7 +77,7 @@ pub(super) fn logs(
         }
         let log = reader.walk(|_, _| Ok(()))?;
         log.as_ref().map_or(Ok(()), |log| reader.check_place(log.generation))?;
-        lost.push((reader, reader.lost_batches(log.as_ref(), root.committed_generation)?));
+        lost.push((reader, reader.lost_batches(log.as_ref())?));
         if let Some(log) = log {
             let is_old = log.generation <= root.committed_generation;
             if !is_old || sites::WAL_GENERATION.disabled() {

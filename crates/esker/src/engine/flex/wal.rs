@@ -26,7 +26,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{BATCH_HEADER_SIZE, Batch, WalWriter};
 use esker_media::BlockDevice;
 use esker_trt::sync::{self, Gate};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -46,6 +46,9 @@ const STEP_MIN: u64 = 4 << 10;
 const STEP_MAX: u64 = 16 << 20;
 /// Bytes that a late log has for a version that was written over.
 const PASSED_BYTES: u64 = 3;
+/// Bytes of a batch of a late log, about: at most, and as a share of the log.
+const LATE_BATCH_BYTES: usize = 4 << 20;
+const LATE_BATCH_SHARE: usize = 16;
 /// Least bytes of a log.
 const CAPACITY_MIN: u64 = 8 << 10;
 /// How long a writer that is to be waited for may take between two looks.
@@ -280,20 +283,42 @@ impl Wal {
     }
 
     /// Gives `count` changes versions, and nothing a place in the log: their table has none. It takes up to as many bytes
-    /// as its log could have.
+    /// as its log could have, and no more than that finds room for: late, there may be none left.
     pub(super) fn pass(&self, size_bytes: usize, count: u64) -> Result<Appended> {
         self.check()?;
         let mut state = self.state.lock();
-        state.check_open()?;
-        let claimed = state.table.bytes() + size_bytes as u64 + BATCH_HEADER_SIZE as u64;
-        // Versions that were written over take bytes of a late log, too.
-        let versions = state.next_version + count - state.table.first_version;
-        let claimed = claimed + versions * PASSED_BYTES + 2 * self.block as u64;
-        if claimed > self.capacity_of(&state.table) && !state.is_empty() {
-            return Ok(Appended::Full(state.tail.generation));
-        }
+        let claimed = loop {
+            state.check_open()?;
+            let claimed = state.table.bytes() + size_bytes as u64 + BATCH_HEADER_SIZE as u64;
+            // Versions that were written over take bytes of a late log, too.
+            let versions = state.next_version + count - state.table.first_version;
+            let claimed = claimed + versions * PASSED_BYTES + 2 * self.block as u64;
+            let generation = state.tail.generation;
+            if claimed > self.capacity_of(&state.table) && !state.is_empty() {
+                return Ok(Appended::Full(generation));
+            }
+            let end = claimed + self.ends_of_batches(claimed);
+            if end <= state.reserved {
+                break claimed;
+            }
+            if !self.grow_for(state, end)? {
+                return Ok(Appended::Full(generation));
+            }
+            self.check()?;
+            state = self.state.lock();
+        };
         self.claimed.store(claimed, Ordering::Relaxed);
         Ok(Appended::Done(self.ticket(&mut state, count)))
+    }
+
+    /// Bytes of changes from which on a batch of a late log ends.
+    pub(super) fn late_batch_bytes(&self) -> usize {
+        (self.batch_size_max() * 4 / LATE_BATCH_SHARE).min(LATE_BATCH_BYTES).max(self.block)
+    }
+
+    /// What batches of a late log with so many bytes of changes have beside these.
+    fn ends_of_batches(&self, bytes: u64) -> u64 {
+        bytes / self.late_batch_bytes() as u64 * (self.block + BATCH_HEADER_SIZE) as u64
     }
 
     /// Most versions that were written over, between two changes of a batch of a late log. Of more, what [`Wal::pass`] counts is room
@@ -336,7 +361,8 @@ impl Wal {
         let end = position + writer.size_bytes().next_multiple_of(self.block) as u64;
         let size = device.geometry().size_bytes;
         if size < end {
-            device.reserve(sites::WAL_RESERVE, size, end - size)?;
+            let wanted = end.next_multiple_of(self.file_unit());
+            device.reserve(sites::WAL_RESERVE, size, wanted - size)?;
         }
         let batch = Batch {
             generation,
@@ -398,14 +424,8 @@ impl Wal {
             }
             if claimed > state.reserved {
                 let generation = state.tail.generation;
-                let is_new = state.tail.position == 0 && state.forming.is_empty();
-                drop(state);
-                match self.grow(generation, claimed, capacity.max(claimed)) {
-                    // The other file has what it had: a table that goes to the space early makes room.
-                    Err(error) if error.kind() == ErrorKind::NoSpace && !is_new => {
-                        return Ok(Appended::Full(generation));
-                    }
-                    done => done?,
+                if !self.grow_for(state, claimed)? {
+                    return Ok(Appended::Full(generation));
                 }
                 self.check()?;
                 state = self.state.lock();
@@ -446,6 +466,23 @@ impl Wal {
         finished.map_err(|flaw| Error::invalid("write log", flaw.to_string()))
     }
 
+    /// Makes the file of this generation as long as what is claimed of it. Whether there is room for that: if there is none, the other file
+    /// has what it had, and a table that goes to the space early makes some. What comes first is refused.
+    fn grow_for(&self, state: MutexGuard<'_, State>, claimed: u64) -> Result<bool> {
+        let (generation, is_empty) = (state.tail.generation, state.is_empty());
+        let most = self.capacity_of(&state.table).max(claimed);
+        drop(state);
+        match self.grow(generation, claimed, most) {
+            Err(error) if error.kind() == ErrorKind::NoSpace && !is_empty => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
+    /// Files have whole blocks of whatever device they come to: an open where blocks are larger has to see the last batch.
+    fn file_unit(&self) -> u64 {
+        STEP_MIN.max(self.block as u64)
+    }
+
     /// Makes the file of a generation at least so long, in steps: files follow what is written.
     fn grow(&self, generation: u64, end: u64, most: u64) -> Result<()> {
         let _turn = self.growing.lock();
@@ -453,7 +490,7 @@ impl Wal {
         let size = device.geometry().size_bytes;
         if size < end {
             let step = (size / 2).clamp(STEP_MIN, STEP_MAX);
-            let wanted = end.max(size + step).min(most).next_multiple_of(self.block as u64);
+            let wanted = end.max(size + step).min(most).next_multiple_of(self.file_unit());
             device.reserve(sites::WAL_RESERVE, size, wanted - size)?;
         }
         let mut state = self.state.lock();

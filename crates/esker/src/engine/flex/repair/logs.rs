@@ -20,7 +20,7 @@ pub(super) fn over_damage(
 ) -> Result<FoundTables> {
     let mut found = Vec::new();
     let mut newest = root.committed_generation;
-    for reader in readers(devices, &root.store_id) {
+    for reader in readers(devices, root) {
         reader.device().flush(sites::WAL_RECOVER_FLUSH)?;
         let mut batches = reader.all_batches()?;
         // What is left of older ones is in the space, and was changed there since.

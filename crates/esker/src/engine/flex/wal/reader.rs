@@ -14,8 +14,8 @@ use super::super::recover::OPERATION;
 use super::super::sites;
 use super::Tail;
 use esker_base::checksum::Stretches;
-use esker_base::{Error, Result};
-use esker_format::flex_db::{BATCH_HEADER_SIZE, Batch};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::{BATCH_HEADER_SIZE, Batch, Root};
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 use std::io::IoSlice;
 
@@ -40,6 +40,8 @@ pub(in super::super) struct Reader<'a> {
     /// Generations that are even are in the log 0, others in the log 1.
     number: u64,
     store_id: &'a [u8; 16],
+    /// The last generation whose table is in the space.
+    committed: u64,
     block: u64,
     pool: BufferPool,
 }
@@ -47,7 +49,7 @@ pub(in super::super) struct Reader<'a> {
 /// Readers of the two logs of a store.
 pub(in super::super) fn readers<'a>(
     devices: [&'a dyn BlockDevice; 2],
-    store_id: &'a [u8; 16],
+    root: &'a Root,
 ) -> [Reader<'a>; 2] {
     let block =
         devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
@@ -55,7 +57,8 @@ pub(in super::super) fn readers<'a>(
     devices.map(|device| Reader {
         device,
         number: number.next().unwrap_or(0),
-        store_id,
+        store_id: &root.store_id,
+        committed: root.committed_generation,
         block: u64::from(block.max(512)),
         pool: BufferPool::default(),
     })
@@ -103,17 +106,34 @@ impl Reader<'_> {
         let mut first = self.pool.get(usize::try_from(self.block).unwrap_or(512));
         self.device.read_at(sites::WAL_READ, position, &mut first)?;
         let Ok(batch) = Batch::peek(&first, position) else { return Ok(None) };
-        let total = u64::from(batch.total_bytes);
-        let fits = position.saturating_add(total) <= size && total.is_multiple_of(self.block);
-        Ok(fits.then_some((batch, first)))
+        let counts = self.has_whole_blocks(&batch) || batch.generation > self.committed;
+        let fits = position.saturating_add(self.blocks_of(&batch)) <= size;
+        Ok((fits && counts).then_some((batch, first)))
     }
 
-    /// The batch that claims to stand at `position`, if it does.
+    /// Whether a batch ends where a block does. One of a device with smaller blocks may not, and then the next one begins amid a block.
+    fn has_whole_blocks(&self, batch: &Batch) -> bool {
+        u64::from(batch.total_bytes).is_multiple_of(self.block)
+    }
+
+    /// Bytes of the blocks that a batch stands in.
+    fn blocks_of(&self, batch: &Batch) -> u64 {
+        u64::from(batch.total_bytes).next_multiple_of(self.block)
+    }
+
+    /// The batch that claims to stand at `position`, if it does. Fails if it has what is not in the space, and smaller blocks: those behind
+    /// it would be passed over, and written over.
     fn whole(&self, batch: &Batch, position: u64) -> Result<Option<(Batch, u32, Vec<u8>)>> {
-        let mut bytes = self.pool.get(batch.total_bytes as usize);
+        let mut bytes = self.pool.get(usize::try_from(self.blocks_of(batch)).unwrap_or(0));
         self.device.read_at(sites::WAL_READ, position, &mut bytes)?;
         let sound = || sites::WAL_CHECKSUM.disabled();
         match Batch::decode(&bytes, self.store_id, position, sound) {
+            Ok((batch, _)) if !self.has_whole_blocks(&batch) => {
+                let words = "the log is of a device with smaller blocks: close the store there";
+                Err(Error::new(ErrorKind::Unsupported, OPERATION)
+                    .device(self.device.name())
+                    .context(words))
+            }
             Ok((batch, checksum)) => Ok(Some((batch, checksum, bytes.to_vec()))),
             Err(_) => Ok(None),
         }
@@ -181,7 +201,6 @@ impl Reader<'_> {
     pub(in super::super) fn lost_batches(
         &self,
         found: Option<&FoundLog>,
-        committed: u64,
     ) -> Result<Vec<(u64, u64)>> {
         let size = self.device.geometry().size_bytes / self.block * self.block;
         let mut start = found.map_or(0, |log| log.end.position);
@@ -194,7 +213,7 @@ impl Reader<'_> {
             let block = usize::try_from(self.block).unwrap_or(512);
             for (part, at) in bytes.chunks(block).zip((start..).step_by(block)) {
                 let Ok(batch) = Batch::peek(part, at) else { continue };
-                if batch.generation <= committed {
+                if batch.generation <= self.committed {
                     continue;
                 }
                 lost.push((at, batch.generation));
@@ -324,7 +343,6 @@ pub(in super::super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()
 #[cfg(all(test, feature = "mutants"))]
 mod tests {
     use super::*;
-    use esker_base::ErrorKind;
     use esker_base::checksum::work;
     use esker_format::flex_db::{Change, Content, Extra, WalWriter};
     use esker_media::sim::{SimBlock, SimBlockOptions};
@@ -352,7 +370,8 @@ mod tests {
         };
         for real in [None, Some(3), Some(300)] {
             let device = SimBlock::new(SimBlockOptions::new(SIZE, 1));
-            let [reader, _] = readers([&device, &device], &STORE_ID);
+            let root = Root { store_id: STORE_ID, ..Root::default() };
+            let [reader, _] = readers([&device, &device], &root);
             let block = reader.block;
             let mut places = 0;
             for (place, at) in (block..SIZE).step_by(usize::try_from(block).unwrap()).enumerate() {
@@ -367,7 +386,7 @@ mod tests {
                 places += 1;
             }
             work::take();
-            let lost = reader.lost_batches(None, 0);
+            let lost = reader.lost_batches(None);
             let found = reader.all_batches().unwrap();
             let gone_through = work::take();
             match real {
