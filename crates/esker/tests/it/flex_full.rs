@@ -1,21 +1,21 @@
 //! `flex`: a file system that is full before the store is. Puts are refused, in time; everything else goes on, and gives room back.
 
 use crate::client::Map;
-use crate::flex_db::options;
+use crate::flex_db::{Devices, SIZES, options};
 use crate::flex_whole::{bytes, held, sound};
 use crate::support::START;
 use esker::flex::SpaceFiles;
-use esker::{Durability, ErrorKind, FlexFiles, Options, Result, Store};
+use esker::{Batch, Durability, ErrorKind, FlexFiles, Options, Result, Store};
 use esker_base::Error;
 use esker_base::clock::{Clock, ManualClock};
 use esker_base::rng::Rng;
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking, SimBlock, SimBlockOptions};
+use esker_media::sim::{Act, Asking, SimBlock, SimBlockOptions, SimDevices};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = 512;
@@ -270,4 +270,81 @@ fn a_store_with_short_logs_on_a_full_file_system_is_opened_with_larger_tables() 
     assert!(fill(&store, &mut known, &mut rng) > 1000);
     assert_eq!(held(&store), known);
     store.close().unwrap();
+}
+
+/// Of two attempts to bring a table to the space the first one may have brought all of it, and the word that it is there, which some commit
+/// makes durable while the second one goes on.
+#[test]
+fn a_second_attempt_takes_nothing_out_that_came_behind_a_range_delete() {
+    let mut options = options(3);
+    options.flex.memtable_size_bytes = 512 << 10;
+    if let Some(space) = &mut options.flex.space {
+        // The first attempt commits at its end, the second one before: it has the records of both by then.
+        space.records_max = 450;
+    }
+    let (mut attempts, mut states) = (0, 0);
+    // So many groups of the space's log go before, that one of the first attempts finds it full at its end: it needs room for nodes then.
+    for groups in 0..7 {
+        let context = format!("behind {groups} groups");
+        let devices = SimDevices::new(6, |index| {
+            let mut options = SimBlockOptions::new(SIZES[index].0, groups);
+            options.size_bytes_max = 4 << 20;
+            options
+        });
+        // For nodes and records there is no more room than is needed at once, and then none.
+        let most = Arc::new(AtomicU64::new(64 << 10));
+        let file = |index: usize| {
+            let most = Arc::clone(&most);
+            Asking::new(Arc::clone(&devices.devices()[index]), move |call| {
+                let is_of_space = call.act == Act::Reserve && (1..=2).contains(&index);
+                let length = call.range.end - call.range.start;
+                match is_of_space && length >= most.load(Ordering::SeqCst) {
+                    true => Err(Error::new(ErrorKind::NoSpace, "allocate")),
+                    false => Ok(()),
+                }
+            })
+        };
+        let files: Vec<_> = (0..6).map(file).collect();
+        let store = open(&files, &options).unwrap();
+        for _ in 0..groups {
+            store.put(b"before", b"").unwrap();
+            sound(&store);
+        }
+        store.clear().unwrap();
+        let mut known = Map::new();
+        // More than go to the space at once.
+        for first in (0..1300_u64).step_by(100) {
+            let pairs: Vec<_> =
+                (first..first + 100).map(|key| (key.to_be_bytes(), bytes(key, 20))).collect();
+            let mut batch = Batch::new();
+            for (key, value) in &pairs {
+                batch.put(key, value);
+            }
+            store.write(&batch).unwrap();
+            known.extend(pairs.into_iter().map(|(key, value)| (key.to_vec(), value)));
+        }
+        most.store(0, Ordering::SeqCst);
+        let first = store.check();
+        most.store(u64::MAX, Ordering::SeqCst);
+        let Err(error) = first else { continue };
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{context}: {error}");
+        attempts += 1;
+        let before = devices.position();
+        sound(&store);
+        assert_eq!(held(&store), known, "{context}");
+        let behind = devices.position();
+        store.forget();
+        let traces = devices.traces();
+        let step = usize::try_from((behind - before) / 30).unwrap() + 1;
+        for position in (before..=behind).step_by(step) {
+            let cut = SimDevices::cut(&traces, position, position);
+            let again = Devices::with(cut, position).open(&options);
+            let again = again.unwrap_or_else(|error| panic!("{context}, {position}: {error}"));
+            let found = held(&again);
+            assert!(found == known, "{context}: {} are left at {position}", found.len());
+            again.forget();
+            states += 1;
+        }
+    }
+    assert!(attempts > 1 && states > 20, "{attempts} attempts, {states} states");
 }
