@@ -203,6 +203,7 @@ fn behind_a_panic_of_the_device_nothing_is_written_and_nobody_waits() {
 
 /// As above, with others in the batch, behind it, and at the end of the store.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a thread that waits for ever is left behind")]
 fn nobody_waits_for_a_leader_that_panicked() {
     for round in 0..20 {
         let asked = Arc::new(AtomicBool::new(false));
