@@ -87,20 +87,27 @@ fn shared_within(limits: Limits) -> (Arc<Shared>, TempDir) {
     (Arc::new(Shared::new(store, config, 1, Vec::new())), folder)
 }
 
-/// Bytes that a client is told which asks for a value of `size` bytes and takes 64 KiB of it in `step`, while no more memory than
-/// `free` is left; and whether it was cut off.
-fn told_slowly(size: usize, step: Duration, free: Option<u64>) -> (usize, bool) {
+/// Bytes that a client is told which asks `request` of a store with these items and takes what it is sent each time in `step`, while no
+/// more memory than `free` is left; and whether it was cut off.
+fn told_slowly(
+    items: &[(Vec<u8>, Vec<u8>)],
+    request: &[u8],
+    step: Duration,
+    free: Option<u64>,
+) -> (usize, bool) {
     let clock = Arc::new(ManualClock::new(1_700_000_000));
     let (of_system, _folder) = shared();
     let steady = Arc::new(SteadyClock::new(clock.clone()));
     let config = ServerConfig { clock: steady, ..ServerConfig::default() };
     let shared = Arc::new(Shared::new(of_system.store.clone(), config, 1, Vec::new()));
-    shared.store.put(b"k", &vec![b'v'; size]).expect("put");
+    for (key, value) in items {
+        shared.store.put(key, value).expect("put");
+    }
     let held = free.map_or(0, |free| shared.budget.free_bytes() - free);
     let _held = shared.budget.try_take(held).expect("free");
     let told: Rc<RefCell<Vec<u8>>> = Rc::default();
     let stream = Stream {
-        input: b"get k\r\n".to_vec(),
+        input: request.to_vec(),
         read: 0,
         told: Rc::clone(&told),
         breaks: false,
@@ -114,6 +121,9 @@ fn told_slowly(size: usize, step: Duration, free: Option<u64>) -> (usize, bool) 
 #[test]
 fn who_takes_a_reply_slowly_is_cut_off_once_memory_is_short_and_not_before() {
     let (size, free) = (4 << 20, Some(16 << 20));
+    let told_slowly = |size: usize, step, free| {
+        told_slowly(&[(b"k".to_vec(), vec![b'v'; size])], b"get k\r\n", step, free)
+    };
     // Progress each time, and far from enough of it.
     let slow = Duration::from_secs(9);
     let (told, cut_off) = told_slowly(size, slow, None);
@@ -250,41 +260,19 @@ fn a_list_waits_for_no_memory_that_cannot_come() {
     assert!(passed < Duration::from_secs(5), "{passed:?}");
 }
 
-/// Bytes that a client is told which has `count` keys listed and takes what it is sent each time in `step`, while no more memory than
-/// `free` is left; and whether it was cut off.
-fn listed_slowly(count: usize, step: Duration, free: u64) -> (usize, bool) {
-    let clock = Arc::new(ManualClock::new(1_700_000_000));
-    let (of_system, _folder) = shared();
-    let steady = Arc::new(SteadyClock::new(clock.clone()));
-    let config = ServerConfig { clock: steady, ..ServerConfig::default() };
-    let shared = Arc::new(Shared::new(of_system.store.clone(), config, 1, Vec::new()));
-    for number in 0..count {
-        shared.store.put(format!("key-{number}").as_bytes(), b"v").expect("put");
-    }
-    let _held = shared.budget.try_take(shared.budget.free_bytes() - free).expect("free");
-    let told: Rc<RefCell<Vec<u8>>> = Rc::default();
-    let stream = Stream {
-        input: b"lru_crawler metadump all\r\n".to_vec(),
-        read: 0,
-        told: Rc::clone(&told),
-        breaks: false,
-        slow: Some((clock, step)),
-    };
-    Session::new(Arc::clone(&shared), 0, stream, shared.budget.nothing()).run();
-    let told = told.borrow().len();
-    (told, shared.counters.total(Counter::RequestTimeouts) > 0)
-}
-
 #[test]
 fn who_takes_a_list_slowly_is_cut_off_like_who_takes_a_reply() {
-    let (count, short) = (4000, 32 << 20);
-    let (all, cut_off) = listed_slowly(count, Duration::ZERO, short);
+    let items: Vec<_> =
+        (0..4000).map(|number| (format!("key-{number}").into_bytes(), b"v".to_vec())).collect();
+    let listed_slowly =
+        |step| told_slowly(&items, b"lru_crawler metadump all\r\n", step, Some(32 << 20));
+    let (all, cut_off) = listed_slowly(Duration::ZERO);
     assert!(all > 20 * UNCHARGED_BYTES_MAX && !cut_off, "{all}");
     // Progress of some KiB each time.
-    let (told, cut_off) = listed_slowly(count, Duration::from_secs(9), short);
+    let (told, cut_off) = listed_slowly(Duration::from_secs(9));
     assert!(told <= 3 * UNCHARGED_BYTES_MAX && cut_off, "{told}");
     // As fast as it has to be.
-    let (told, cut_off) = listed_slowly(count, Duration::from_millis(7), short);
+    let (told, cut_off) = listed_slowly(Duration::from_millis(7));
     assert_eq!((told, cut_off), (all, false));
 }
 

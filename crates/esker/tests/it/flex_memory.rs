@@ -80,16 +80,23 @@ fn leaves_make_way_in_a_space_that_failed_before_a_checkpoint_began() {
     }
 }
 
+/// Bytes at the end of a space that are written again and again.
+const HOT: u64 = 20_000;
+
+/// A space of which all but the [`HOT`] end is scattered and stays, and where that end begins. No checkpoint comes by itself.
+fn with_hot_end() -> (Space, u64) {
+    let mut options = with_few_leaves(1);
+    options.log_size_bytes_max = 1 << 20;
+    let space = Space::open_on(Media::new(16 << 20).files(), &options).unwrap();
+    let cold = scatter(&space, 1500).len() as u64;
+    space.append(&[0; HOT as usize]).unwrap();
+    (space, cold)
+}
+
 /// The collector walks over the whole tree to free segments that a small part of it points at.
 #[test]
 fn leaves_make_way_for_those_that_the_collector_walks_over() {
-    const HOT: u64 = 20_000;
-    let media = Media::new(16 << 20);
-    let mut options = with_few_leaves(1);
-    options.log_size_bytes_max = 1 << 20;
-    let space = Space::open_on(media.files(), &options).unwrap();
-    let cold = scatter(&space, 1500).len() as u64;
-    space.append(&[0; HOT as usize]).unwrap();
+    let (space, cold) = with_hot_end();
     space.checkpoint().unwrap();
     let before = space.stat();
     space.limit_data(Some(before.file_size_bytes + 8 * 8192));
@@ -112,13 +119,7 @@ fn leaves_make_way_for_those_that_the_collector_walks_over() {
 /// Who is on the way past all of them does not need them.
 #[test]
 fn leaves_that_only_the_collector_meets_go_with_the_next_checkpoints() {
-    const HOT: u64 = 20_000;
-    let media = Media::new(16 << 20);
-    let mut options = with_few_leaves(1);
-    options.log_size_bytes_max = 1 << 20;
-    let space = Space::open_on(media.files(), &options).unwrap();
-    let cold = scatter(&space, 1500).len() as u64;
-    space.append(&[0; HOT as usize]).unwrap();
+    let (space, cold) = with_hot_end();
     let before = space.stat();
     assert!(before.resident_nodes.0 > 500, "all that was written: {before:?}");
     space.limit_data(Some(before.file_size_bytes + 8 * 8192));
