@@ -191,10 +191,7 @@ fn lock_at<'g>(root: &'g Node, slice: u64, level: u64, guard: &'g Guard) -> Opti
             node.unlock();
             node = next;
         }
-        // The way here is taken without locks. An interior node that takes over its right neighbour changes its end and its next
-        // node one after the other: who read the old end and the new next node was led past the slice, to a node that begins
-        // behind it.
-        if !version.is_deleted() && version.level() == level && slice >= node.low() {
+        if !version.is_deleted() && version.level() == level {
             return Some(node);
         }
         node.unlock();

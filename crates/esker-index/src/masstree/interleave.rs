@@ -105,6 +105,32 @@ fn scans_beside_splits_and_removals() {
     scanner.join().unwrap();
 }
 
+/// A border takes over its right neighbour while others ask it for the way.
+fn ways_beside_a_removal() {
+    // Borders from 0, from 30 and from 60 on; the one between has a key left.
+    let tree = filled(31);
+    (16..30).for_each(|n| assert!(tree.remove(&key(2 * n), word(2 * n))));
+    let reader = {
+        let tree = Arc::clone(&tree);
+        thread::spawn(move || {
+            let guard = tree.memory.guard();
+            let border = tree.root(&guard).and_then(|root| descend(root, 0, 0, &guard)).unwrap();
+            for slice in [30, 59] {
+                let mut version = border.version();
+                let mut right = border.right_for(slice, &guard);
+                while !border.unchanged(version) {
+                    version = border.version();
+                    right = border.right_for(slice, &guard);
+                }
+                let begin = right.map_or(0, Node::low);
+                assert!(begin <= slice, "on the way to {slice} stands what begins with {begin}");
+            }
+        })
+    };
+    assert!(tree.remove(&key(30), word(30)));
+    reader.join().unwrap();
+}
+
 /// Borders become empty and go while others look, insert and remove there.
 fn removals_of_nodes() {
     let tree = filled(30);
@@ -193,6 +219,11 @@ fn interleave_masstree_changes_beside_splits_lose_nothing() {
 #[test]
 fn interleave_masstree_scans_meet_everything_once() {
     explore(scans_beside_splits_and_removals);
+}
+
+#[test]
+fn interleave_masstree_a_node_that_takes_over_its_neighbour_leads_nobody_past_it() {
+    explore(ways_beside_a_removal);
 }
 
 #[test]

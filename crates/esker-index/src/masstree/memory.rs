@@ -14,7 +14,8 @@
 //! 3. Blocks of one chunk do not overlap, are aligned to their unit, and are zeroed or were a node or
 //!    tail before: all fields that are shared are atomics, valid for all bits. A tail's length and
 //!    bytes are written before it is shared and then stay.
-//! 4. Chunks are freed with the last owner of the memory: the tree, or a block that waits to be free.
+//! 4. Chunks are freed with the tree, which every guard borrows; if a block comes free just then, when that is done. Blocks that still
+//!    wait own nothing: they go with their chunks, however long somebody reads another tree.
 
 #![expect(unsafe_code, reason = "nodes and tails in memory mapped by hand")]
 
@@ -283,15 +284,23 @@ impl Guard<'_> {
 
     /// Frees a node that nothing points at any more, when nobody can still read it.
     pub(super) fn retire_node(&self, node: &Node) {
-        let (slabs, address) = (Arc::clone(&self.memory.0), std::ptr::from_ref(node).addr());
-        self.pin.defer(move || slabs.nodes.free(address, size_of::<Node>(), NODE_UNIT));
+        let (slabs, address) = (Arc::downgrade(&self.memory.0), std::ptr::from_ref(node).addr());
+        self.pin.defer(move || {
+            if let Some(slabs) = slabs.upgrade() {
+                slabs.nodes.free(address, size_of::<Node>(), NODE_UNIT);
+            }
+        });
     }
 
     /// As [`Guard::retire_node`].
     pub(super) fn retire_tail(&self, tail: &Tail) {
-        let (slabs, address) = (Arc::clone(&self.memory.0), std::ptr::from_ref(tail).addr());
+        let (slabs, address) = (Arc::downgrade(&self.memory.0), std::ptr::from_ref(tail).addr());
         let bytes = size_of::<Tail>() + tail.length;
-        self.pin.defer(move || slabs.tails.free(address, bytes, TAIL_UNIT));
+        self.pin.defer(move || {
+            if let Some(slabs) = slabs.upgrade() {
+                slabs.tails.free(address, bytes, TAIL_UNIT);
+            }
+        });
     }
 }
 
@@ -318,4 +327,27 @@ impl Guard<'_> {
 
     pub(super) fn retire_node(&self, _node: &Node) {}
     pub(super) fn retire_tail(&self, _tail: &Tail) {}
+}
+
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
+mod tests {
+    use super::*;
+    use crate::{Masstree, Word};
+
+    /// Who reads another tree keeps what this one took away, and nothing else is used that would let it go.
+    #[test]
+    fn memory_of_a_tree_goes_with_it() {
+        let (tree, other) = (Masstree::new(), Masstree::new());
+        let _reads = other.memory.guard();
+        for pair in 0..1000_u64 {
+            // Of each two the first one's tail makes way for a layer.
+            for last in [b'a', b'b'] {
+                let key = [&b"what they share "[..], &pair.to_be_bytes(), &[last; 9]].concat();
+                assert_eq!(tree.insert(&key, Word::new(1).unwrap()), None);
+            }
+        }
+        let slabs = Arc::downgrade(&tree.memory.0);
+        drop(tree);
+        assert_eq!(slabs.strong_count(), 0);
+    }
 }

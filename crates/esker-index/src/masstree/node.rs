@@ -17,7 +17,8 @@
 //!   then `high`, and finds the version as it was, has read keys that stood there together. It never waits.
 //! - N3 (interior, and a root that becomes one): `changing` is set while it is written; readers wait.
 //! - N4: a node has the slices from `low` to `high`, which is the `low` of `next`. Whoever comes for
-//!   a slice beyond `high` moves to `next`.
+//!   a slice beyond `high` moves to `next`, if the version is as it was: where a node takes over its right neighbour, the version
+//!   rises after `high` and before `next`, so that nobody takes the old end and the new next node for neighbours.
 
 use super::memory::{Guard, Pointer, Slot};
 use crate::locks::{Wait, acquire, release};
@@ -40,6 +41,16 @@ const DELETED: u64 = 4;
 const LEVEL_SHIFT: u32 = 3;
 const LEVELS: u64 = 31 << LEVEL_SHIFT;
 const CHANGE: u64 = 1 << 8;
+
+/// Given where a node ends.
+#[cfg(test)]
+type Leading = Box<dyn FnMut(u64)>;
+
+#[cfg(test)]
+thread_local! {
+    /// Whenever this thread has seen where a node ends, and not yet which one is next.
+    pub(super) static LEADING: std::cell::RefCell<Option<Leading>> = const { std::cell::RefCell::new(None) };
+}
 
 /// A version that was read.
 #[derive(Clone, Copy, Debug)]
@@ -277,6 +288,11 @@ impl Node {
         // One load decides. Without a right neighbour `high` is 0 and means nothing; with one, it
         // is there before `high` says so.
         let high = self.head.high.load(Ordering::Acquire);
+        #[cfg(test)]
+        if let Some(mut leading) = LEADING.take() {
+            leading(high);
+            LEADING.set(Some(leading));
+        }
         if high == 0 || slice < high { None } else { self.next(guard) }
     }
 
@@ -310,8 +326,10 @@ impl Node {
 
     /// Takes over the range of the right neighbour, which is empty and goes. The caller holds both
     /// locks. `high` first: until `next` follows, those who go further right pass through `gone`.
+    /// Between both the version rises (N4).
     pub(super) fn absorb(&self, gone: &Node, guard: &Guard) {
         self.set_high(gone.high());
+        self.rise();
         match gone.next(guard) {
             Some(next) => self.head.next.store(Pointer::node(next)),
             None => self.head.next.clear(),

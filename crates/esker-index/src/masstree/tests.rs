@@ -1,10 +1,12 @@
 //! The tree against an ordered map, and threads beside splits and removals. Most shapes of keys, and histories of threads, are in
 //! `tests/histories.rs`.
 
+use super::node::LEADING;
 use super::*;
 use esker_base::rng::Rng;
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 fn word(n: u64) -> Word {
@@ -293,6 +295,28 @@ fn scans_beside_changes_meet_everything_that_stays_once() {
     });
     assert!(rounds.load(Ordering::Relaxed) > 0);
     assert_eq!(tree.len(), stays.len() as u64);
+}
+
+/// A border comes and goes where the scan begins: in the moment when it is told the way there, and behind that.
+#[test]
+fn a_scan_back_does_not_go_up_again_where_it_is_led_past_its_place() {
+    let tree = Arc::new(Masstree::new());
+    let key = |n: u64| n.to_be_bytes();
+    (0..16).for_each(|n| assert_eq!(tree.insert(&key(2 * n), word(2 * n)), None));
+    let (changed, changes) = (Arc::clone(&tree), Arc::new(AtomicU64::new(0)));
+    let done = Arc::clone(&changes);
+    LEADING.set(Some(Box::new(move |high| {
+        match (done.load(Ordering::Relaxed), high) {
+            (0, 30) | (2, _) => assert_eq!(changed.insert(&key(29), word(29)), None),
+            (1, 29) => assert!(changed.remove(&key(29), word(29))),
+            _ => return,
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+    })));
+    let met = scanned_back(&tree, Bound::Excluded(&key(29)), usize::MAX);
+    LEADING.set(None);
+    assert_eq!(changes.load(Ordering::Relaxed), 3);
+    assert!(met.iter().map(|(_, word)| word.get() - 1).eq((0..15).rev().map(|n| 2 * n)), "{met:?}");
 }
 
 /// One thread adds, another one removes, and what it frees is its own to use again.
