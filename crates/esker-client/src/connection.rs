@@ -155,9 +155,9 @@ impl Connection {
         state.table.len() < self.options.in_flight_max.max(1) && state.queue.len() < QUEUE_BYTES_MAX
     }
 
-    /// Whether nothing waits for a reply.
+    /// Whether everything is answered.
     pub(crate) fn is_idle(&self) -> bool {
-        self.state.lock().table.len() == 0
+        self.state.lock().table.is_empty()
     }
 
     /// Appends a request. It leaves at the next [`Connection::send`], or when much has come together.
@@ -367,7 +367,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued, and waits until everything that was submitted before is answered or given up, but for backups.
+    /// Sends what is queued, and waits until everything that was submitted before is answered, but for backups.
     pub(crate) fn wait_until_answered(&self) -> Result<()> {
         // Not for what others submit meanwhile, which may never end, and which nobody may send yet: so before what is queued is sent.
         let before = self.state.lock().queued;
