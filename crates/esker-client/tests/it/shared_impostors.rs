@@ -2,6 +2,7 @@
 
 use crate::harness::{PATIENCE, impatient};
 use crate::impostors::{HELLO, frame};
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_client::{
     Attributes, Batch, Client, Condition, ErrorKind as NoAnswer, Fate, Options, Outcome, Pending,
     Version,
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -86,6 +87,9 @@ impl Write for Core {
         Ok(())
     }
 }
+
+/// What the reader of a ring says of itself stands in this word.
+const SLEEPS: usize = 256 / 8;
 
 /// A key of one of two cores.
 fn key_of(core: u64) -> [u8; 8] {
@@ -300,4 +304,41 @@ fn a_batch_that_was_given_up_holds_a_put_to_another_core_back_until_it_is_answer
 #[test]
 fn a_put_that_was_given_up_holds_a_batch_back_until_it_is_answered() {
     is_held_back(1, Opcode::Put, put_alone, put_in_a_batch);
+}
+
+#[test]
+fn a_server_that_says_it_sleeps_and_hears_no_bell_keeps_nobody() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let client = Client::new(address, impatient());
+    let asked = AtomicU32::new(0);
+    let core = std::thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let mut endpoints = esker_shm::offer(socket.as_fd(), 1, RING_BYTES).expect("memory");
+            let mut core = Core::new(endpoints.pop().expect("a core"));
+            core.greet();
+            core
+        });
+        client.submit_get(b"k").map(drop).expect("submit");
+        server.join().expect("a greeting")
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..1000 {
+                core.reader.forge(SLEEPS, 1);
+                client.submit_get(b"k").map(drop).expect("submit");
+                asked.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let begun = SystemClock.monotonic();
+        while asked.load(Ordering::SeqCst) < 1000 && SystemClock.monotonic() - begun < PATIENCE {
+            esker_trt::sleep(Duration::from_millis(10));
+        }
+        // Whoever waits for the bell comes back.
+        core.bell.shutdown(std::net::Shutdown::Both).expect("shut down");
+        assert_eq!(asked.load(Ordering::SeqCst), 1000);
+    });
 }
