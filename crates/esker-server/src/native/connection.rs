@@ -146,11 +146,14 @@ impl<D: Duplex> Connection<D> {
 
     /// A request that has waited for those before it is about to read values, of `more` bytes than was foreseen. It waits until those that
     /// read hold so little that all come to [`OUTPUT_BYTES_MAX`] at most, or nothing: these wait for nobody, so that nobody waits in a circle.
+    /// What it wants counts among what is held from the beginning: the session admits nothing more that reads beside it for ever.
     ///
     /// # Errors
     /// `Cancelled` at a shutdown.
     pub(super) fn begin_reading(&self, asked: &mut Asked, more: u64) -> Result<()> {
         let wanted = asked.held_bytes.saturating_add(more);
+        asked.held_bytes = wanted;
+        self.held_bytes.set(self.held_bytes.get().saturating_add(more));
         loop {
             let read_bytes = self.read_bytes.get();
             let fits = read_bytes.saturating_add(wanted) <= OUTPUT_BYTES_MAX;
@@ -162,9 +165,8 @@ impl<D: Duplex> Connection<D> {
                 self.room_to_read.wait()?;
             }
         }
-        self.held_bytes.set(self.held_bytes.get().saturating_add(more));
         self.read_bytes.set(self.read_bytes.get().saturating_add(wanted));
-        (asked.held_bytes, asked.reads) = (wanted, true);
+        asked.reads = true;
         Ok(())
     }
 

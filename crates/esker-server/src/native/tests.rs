@@ -4,10 +4,13 @@ use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
 use super::order::Access;
 use super::run::{Job, Told};
+use crate::limits::OUTPUT_BYTES_MAX;
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use esker::{Durability, Options, Store};
-use esker_format::native::Opcode;
+use esker_base::ids::CoreId;
+use esker_format::native::{Opcode, Status};
+use esker_trt::{Config, Runtime};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,6 +52,16 @@ fn connection(takes: bool) -> Rc<Connection<Quiet>> {
     store.put(b"k", b"value").expect("put");
     let shared = Arc::new(Shared::new(store, ServerConfig::default(), 1, Vec::new()));
     Rc::new(Connection::new(shared, 0, Quiet { takes }))
+}
+
+/// Runs `body` as a task.
+fn in_task(body: impl FnOnce() + Send + 'static) {
+    let runtime = Runtime::start(Config { cores: 1, ..Config::default() }).expect("run-time");
+    runtime.spawn_on(CoreId(0), body).join().expect("no panic");
+}
+
+fn let_others_run() {
+    (0..10).for_each(|_| esker_trt::yield_now());
 }
 
 /// So it goes with a task for which there is no stack.
@@ -100,4 +113,29 @@ fn a_connection_that_broke_holds_no_memory_of_replies() {
         }
         assert_eq!(connection.in_flight(), 1);
     }
+}
+
+/// Others would else be admitted and read beside those who read, without end, and who needs all the room never find it.
+#[test]
+fn what_somebody_waits_to_read_is_held_already() {
+    in_task(|| {
+        let connection = connection(true);
+        let asked = |id| Asked { id, opcode: Opcode::Get as u8, held_bytes: 0, reads: false };
+        let (mut small, mut large) = (asked(1), asked(2));
+        connection.begin(0);
+        connection.begin(0);
+        connection.begin_reading(&mut small, 100).expect("nobody reads");
+        let waits = connection.clone();
+        let task = esker_trt::spawn(move || {
+            waits.begin_reading(&mut large, OUTPUT_BYTES_MAX).expect("in the end");
+            waits.answer(large, Told::Status(Status::KeyMissing), None);
+            waits.send();
+        });
+        let_others_run();
+        assert_eq!(connection.held_bytes(), OUTPUT_BYTES_MAX + 100);
+        connection.answer(small, Told::Status(Status::KeyMissing), None);
+        connection.send();
+        task.join().expect("no panic");
+        assert_eq!((connection.held_bytes(), connection.in_flight()), (0, 0));
+    });
 }
