@@ -2,14 +2,16 @@
 
 use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
+use super::multi::charge;
 use super::order::Access;
 use super::run::{Job, Told};
+use super::{MULTI_GET_BYTES_MAX, MULTI_GET_READS};
 use crate::limits::OUTPUT_BYTES_MAX;
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use esker::{Durability, Options, Store};
 use esker_base::ids::CoreId;
-use esker_format::native::{Opcode, Status};
+use esker_format::native::{Keys, Opcode, Status, push_key};
 use esker_trt::{Config, Runtime};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
@@ -137,5 +139,50 @@ fn what_somebody_waits_to_read_is_held_already() {
         connection.send();
         task.join().expect("no panic");
         assert_eq!((connection.held_bytes(), connection.in_flight()), (0, 0));
+    });
+}
+
+/// A client gives a connection up where a reply is longer than it was told.
+#[test]
+fn values_that_others_make_longer_meanwhile_are_told_as_far_as_they_fit() {
+    const GROWN_BYTES: usize = 60 << 10;
+    in_task(|| {
+        let connection = connection(true);
+        let shared = connection.shared.clone();
+        let keys: Vec<_> = (0..MULTI_GET_READS).map(|n| format!("key{n}")).collect();
+        let mut listed = Vec::new();
+        for key in &keys {
+            push_key(&mut listed, key.as_bytes()).expect("a key");
+            shared.store.put(key.as_bytes(), b"short").expect("put");
+        }
+        let listed = Keys::decode(&listed).expect("keys");
+        let held_bytes = charge(&shared, listed, MULTI_GET_BYTES_MAX);
+        let (ticket, waits) = connection.order.borrow_mut().line_up(Access::Read(&[1]));
+        connection.begin(held_bytes);
+        let mut job = Job {
+            connection: connection.clone(),
+            asked: Asked { id: 1, opcode: Opcode::MultiGet as u8, held_bytes, reads: false },
+            payload: Vec::new(),
+            share: shared.budget.try_take(held_bytes),
+            _counted: None,
+            ticket,
+            waits,
+            turn: None,
+            answered: false,
+        };
+        // Its turn is before that of the reads.
+        let grows = esker_trt::spawn(move || {
+            for key in &keys {
+                shared.store.put(key.as_bytes(), &[0; GROWN_BYTES]).expect("put");
+            }
+        });
+        let told = job.multi_get(listed).expect("read");
+        grows.join().expect("no panic");
+        let Told::Items(items) = told else { panic!("no items") };
+        let sizes = items.iter().map(|item| item.as_ref().map_or(0, |item| item.bytes().len()));
+        let (sizes, bytes): (Vec<_>, usize) = (sizes.clone().collect(), sizes.sum());
+        assert!(sizes.iter().all(|size| *size == GROWN_BYTES), "{sizes:?}");
+        let (bytes, grown) = (bytes as u64, GROWN_BYTES as u64);
+        assert!(bytes <= grown + MULTI_GET_BYTES_MAX && bytes + grown > MULTI_GET_BYTES_MAX);
     });
 }
