@@ -14,7 +14,7 @@ use super::multi::{Found, FoundValue};
 use super::order::Order;
 use super::run::Told;
 use crate::budget::Share;
-use crate::counters::Counter;
+use crate::counters::{Counter, Shard};
 use crate::limits::{OUTPUT_BYTES_MAX, ZERO_COPY_BYTES_MIN};
 use crate::output::Output;
 use crate::patience::{Progress, patiently, until_admitted};
@@ -106,8 +106,12 @@ impl<D: Duplex> Connection<D> {
         }
     }
 
+    pub(super) fn shard(&self) -> &Shard {
+        self.shared.counters.shard(self.core)
+    }
+
     pub(super) fn count(&self, counter: Counter, step: u64) {
-        self.shared.counters.shard(self.core).add(counter, step);
+        self.shard().add(counter, step);
     }
 
     /// Requests that are not answered yet, or whose replies are not sent.
@@ -138,7 +142,7 @@ impl<D: Duplex> Connection<D> {
     /// One request more.
     pub(super) fn begin(&self, held_bytes: u64) {
         if self.in_flight.get() == 0 {
-            self.shared.counters.shard(self.core).enter();
+            self.shard().enter();
         }
         self.in_flight.set(self.in_flight.get().saturating_add(1));
         self.held_bytes.set(self.held_bytes.get().saturating_add(held_bytes));
@@ -178,7 +182,7 @@ impl<D: Duplex> Connection<D> {
         self.held_bytes.set(self.held_bytes.get().saturating_sub(held_bytes));
         if left == 0 && requests > 0 {
             self.order.borrow_mut().all_done();
-            self.shared.counters.shard(self.core).leave();
+            self.shard().leave();
         }
         self.room.notify_one();
         if read_bytes > 0 {

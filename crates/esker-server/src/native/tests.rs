@@ -5,27 +5,44 @@ use super::duplex::Duplex;
 use super::multi::charge;
 use super::order::Access;
 use super::run::{Job, Told};
+use super::session::Session;
 use super::{MULTI_GET_BYTES_MAX, MULTI_GET_READS};
 use crate::limits::OUTPUT_BYTES_MAX;
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use esker::{Durability, Options, Store};
 use esker_base::ids::CoreId;
-use esker_format::native::{Keys, Opcode, Status, push_key};
+use esker_format::native::{
+    Attributes, ClientHello, Condition, Keys, Opcode, Put, Request, Status, VERSION, begin_frame,
+    end_frame, push_key,
+};
 use esker_trt::{Config, Runtime};
+use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client that says nothing and takes everything, or nothing at all.
+/// A client that says a few words, or nothing, and takes everything, or nothing at all.
 struct Quiet {
     takes: bool,
+    says: RefCell<Vec<u8>>,
+    /// What happens before it hangs up.
+    at_end: Box<dyn Fn()>,
 }
 
 impl Duplex for Quiet {
-    fn read(&self, _into: &mut [u8], _timeout: Option<Duration>) -> IoResult<usize> {
-        Ok(0)
+    fn read(&self, into: &mut [u8], _timeout: Option<Duration>) -> IoResult<usize> {
+        let said: Vec<u8> = {
+            let mut says = self.says.borrow_mut();
+            let count = says.len().min(into.len());
+            says.drain(..count).collect()
+        };
+        into[..said.len()].copy_from_slice(&said);
+        if said.is_empty() {
+            (self.at_end)();
+        }
+        Ok(said.len())
     }
 
     fn write_vectored(&self, slices: &[IoSlice<'_>], _timeout: Duration) -> IoResult<usize> {
@@ -53,7 +70,8 @@ fn connection(takes: bool) -> Rc<Connection<Quiet>> {
     let store = Store::open(&options).expect("open");
     store.put(b"k", b"value").expect("put");
     let shared = Arc::new(Shared::new(store, ServerConfig::default(), 1, Vec::new()));
-    Rc::new(Connection::new(shared, 0, Quiet { takes }))
+    let quiet = Quiet { takes, says: RefCell::default(), at_end: Box::new(|| {}) };
+    Rc::new(Connection::new(shared, 0, quiet))
 }
 
 /// Runs `body` as a task.
@@ -184,5 +202,42 @@ fn values_that_others_make_longer_meanwhile_are_told_as_far_as_they_fit() {
         assert!(sizes.iter().all(|size| *size == GROWN_BYTES), "{sizes:?}");
         let (bytes, grown) = (bytes as u64, GROWN_BYTES as u64);
         assert!(bytes <= grown + MULTI_GET_BYTES_MAX && bytes + grown > MULTI_GET_BYTES_MAX);
+    });
+}
+
+/// A stop of the server waits for those who are busy.
+#[test]
+fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_not() {
+    in_task(|| {
+        let shared = connection(true).shared.clone();
+        let (attributes, condition) = (Attributes::default(), Condition::Always);
+        let put = Request::Put(Put { key: b"k", value: b"new", attributes, condition });
+        let mut says = ClientHello { version: VERSION }.encode().to_vec();
+        for id in 1..=2 {
+            let start = begin_frame(&mut says);
+            put.encode(&mut says).expect("can be said");
+            end_frame(&mut says, start, id, put.opcode() as u8, Status::Ok).expect("fits");
+        }
+        says.pop();
+        let rested = Rc::new(Cell::new(false));
+        let (seen, counted) = (rested.clone(), shared.clone());
+        let at_end = Box::new(move || {
+            let rests = || counted.counters.busy() == 0;
+            seen.set((0..1000).any(|_| {
+                esker_trt::sleep(Duration::from_millis(5));
+                rests()
+            }));
+        });
+        let quiet = Quiet { takes: true, says: RefCell::new(says), at_end };
+        let session = Session::new(shared.clone(), 0, quiet, shared.budget.nothing());
+        let all = shared.budget.try_take(shared.budget.free_bytes()).expect("it is free");
+        let task = esker_trt::spawn(move || session.run());
+        let_others_run();
+        assert_eq!(shared.counters.busy(), 1, "a request is not answered");
+        drop(all);
+        task.join().expect("no panic");
+        assert_eq!(shared.store.get(b"k").expect("get").as_deref(), Some(&b"new"[..]));
+        assert!(rested.get(), "half a frame is waited for");
+        assert_eq!(shared.counters.busy(), 0);
     });
 }
