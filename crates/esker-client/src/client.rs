@@ -44,7 +44,8 @@ struct Inner {
     link: Mutex<Link>,
 }
 
-/// A client of one server. Cheap to clone; all clones are the same client.
+/// A client of one server. Cheap to clone; all clones are the same client. When the last one is dropped, and the last handle of a
+/// request, what was submitted still goes to the server, beside the program and for as long as [`Options::request_timeout`].
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 

@@ -9,7 +9,9 @@
 //!   effect in the order in which they were submitted.
 //! - C2: at most one thread sends; it ends only when the queue is empty or the connection is broken, or another one goes on.
 //! - C3: once broken a connection stays so: nothing is appended, and nobody waits any more.
-//! - C4: what a server says is never believed before it is checked: buffers grow by what arrived.
+//! - C4: once nobody has a handle, what was submitted still leaves: the reader ends with the last reply, or when a server has
+//!   taken too long for that. One that closes with replies unread takes back what the network has not delivered.
+//! - C5: what a server says is never believed before it is checked: buffers grow by what arrived.
 //!
 //! # Concurrency
 //! One lock, held for a few instructions: never while the socket is read or written.
@@ -51,6 +53,8 @@ struct State {
     /// Bytes of the connection up to the end of the queue.
     queued: u64,
     sending: bool,
+    /// Until when what was submitted may leave, and be answered, since nobody has a handle any more.
+    left_until: Option<Deadline>,
     broken: Option<esker_base::Error>,
 }
 
@@ -71,13 +75,13 @@ pub(crate) struct Connection {
     itself: Weak<Connection>,
 }
 
-/// What keeps a connection open: its reader ends with the last one.
+/// What keeps a connection open: without one it ends once what was submitted is answered (C4).
 #[derive(Debug)]
 pub(crate) struct Handle(pub(crate) Arc<Connection>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.socket.shut_down();
+        self.0.leave();
     }
 }
 
@@ -111,13 +115,17 @@ impl Connection {
         deadline: Deadline,
     ) -> Result<Handle> {
         let hello = greet(&socket, options, deadline).map_err(|greeting| greeting.told(address))?;
-        let write = options.request_timeout;
-        socket.set_timeouts(None, write).map_err(|source| greeting_failed(address, source))?;
+        // The reader looks now and then whether anybody is left (C4).
+        let limit = options.request_timeout;
+        socket
+            .set_timeouts(Some(limit), limit)
+            .map_err(|source| greeting_failed(address, source))?;
         let state = State {
             table: Table::default(),
             queue: Vec::new(),
             queued: 0,
             sending: false,
+            left_until: None,
             broken: None,
         };
         let connection = Arc::new_cyclic(|itself| Connection {
@@ -155,9 +163,9 @@ impl Connection {
         state.table.len() < self.options.in_flight_max.max(1) && state.queue.len() < QUEUE_BYTES_MAX
     }
 
-    /// Whether nothing waits for a reply.
+    /// Whether everything is answered.
     pub(crate) fn is_idle(&self) -> bool {
-        self.state.lock().table.len() == 0
+        self.state.lock().table.is_empty()
     }
 
     /// Appends a request. It leaves at the next [`Connection::send`], or when much has come together.
@@ -284,6 +292,9 @@ impl Connection {
             }
         }
         state.sending = false;
+        if state.left_until.is_some() {
+            self.socket.end_writing();
+        }
         true
     }
 
@@ -367,7 +378,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued, and waits until everything that was submitted before is answered or given up, but for backups.
+    /// Sends what is queued, and waits until everything that was submitted before is answered, but for backups.
     pub(crate) fn wait_until_answered(&self) -> Result<()> {
         // Not for what others submit meanwhile, which may never end, and which nobody may send yet: so before what is queued is sent.
         let before = self.state.lock().queued;
@@ -403,6 +414,19 @@ impl Connection {
         self.room.notify_all();
     }
 
+    /// Ends the connection for who submits nothing more: at once, or when what was submitted is answered (C4). Waits for nobody.
+    fn leave(&self) {
+        let mut state = self.state.lock();
+        if state.table.is_empty() {
+            return self.socket.shut_down();
+        }
+        state.left_until = Some(Deadline::after(self.options.request_timeout));
+        // Whoever sends does so when he is done.
+        if !state.sending {
+            self.socket.end_writing();
+        }
+    }
+
     /// The reader's whole life.
     fn read_all(&self) {
         let cause = match self.read_until_end() {
@@ -418,10 +442,14 @@ impl Connection {
         let mut filled = 0_usize;
         loop {
             let room = buffer.get_mut(filled..).unwrap_or_default();
-            let count = match self.socket.read(room, None) {
+            let left_until = self.state.lock().left_until;
+            let count = match self.socket.read(room, left_until) {
                 Ok(0) => return Ok(()),
                 Ok(count) => count,
                 Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == IoErrorKind::WouldBlock && left_until.is_none() => {
+                    continue;
+                }
                 Err(error) => return Err(esker_base::Error::io("read reply", error)),
             };
             self.received_at.store(now_ns(), Ordering::Relaxed);
@@ -430,7 +458,7 @@ impl Connection {
             buffer.copy_within(used..filled, 0);
             filled = filled.saturating_sub(used);
             if filled == buffer.len() {
-                // One frame fills it all: by twice what arrived (C4).
+                // One frame fills it all: by twice what arrived (C5).
                 buffer.resize(filled.saturating_mul(2), 0);
             } else if filled == 0 && buffer.len() > RECEIVE_BYTES {
                 buffer.truncate(RECEIVE_BYTES);

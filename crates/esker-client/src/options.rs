@@ -12,7 +12,8 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long a call waits for its reply once its request was sent, for room among requests that are in flight, and for the
     /// network to take what it sends: each. A backup is waited for as long as the server answers a ping in this time. What is asked of
-    /// several servers of a cluster is waited for together. Default 10 s.
+    /// several servers of a cluster is waited for together. So long also has what nobody waits for to leave, and to be taken, once the
+    /// client is dropped. Default 10 s.
     pub request_timeout: Duration,
     /// Rest after the first failure to connect; it doubles with each further one. Default 50 ms.
     pub backoff_min: Duration,

@@ -11,7 +11,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// A request that was submitted. It leaves for the server when it is waited for or dropped, when
-/// [`Client::flush`] is called, or when some 32 KiB have come together, whichever is first.
+/// [`Client::flush`] is called, or when some 32 KiB have come together, whichever is first. One that has left may still be on
+/// its way when the program ends: only a reply says that the server has it.
 #[must_use = "a failure is only told to who waits"]
 pub struct Pending<T> {
     handle: Arc<Handle>,

@@ -14,7 +14,7 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::native::Status;
 use esker_shm::{Endpoint, Reader, Writer};
-use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
+use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Result as IoResult};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -109,8 +109,7 @@ impl SharedMemory {
             }
             let count = self.writer.write(bytes)?;
             if self.writer.must_ring() {
-                // There is room: a server takes what rings before it sleeps again. A closed one is found by the reader.
-                let _ = (&self.bell).write(b"!");
+                esker_shm::ring_bell(&self.bell);
             }
             if count > 0 || bytes.is_empty() {
                 return Ok(count);
@@ -132,6 +131,7 @@ impl SharedMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     /// A bell that the server has not read resets the connection.
     #[test]

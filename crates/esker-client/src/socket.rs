@@ -112,6 +112,18 @@ impl Socket {
         }
     }
 
+    /// Says that nothing more will be written. What was written reaches the server, whose replies can be read.
+    pub(crate) fn end_writing(&self) {
+        // It may have ended already.
+        let _ = match self {
+            Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Socket::Encrypted(stream) => stream.socket().shutdown(Shutdown::Write),
+            Socket::Unix(stream) => stream.shutdown(Shutdown::Write),
+            // What stands in the memory is read whether there is an end or not.
+            Socket::Shared(stream) => stream.shut_down(),
+        };
+    }
+
     /// Ends both directions: whoever reads or writes comes back.
     pub(crate) fn shut_down(&self) {
         // It may have ended already.

@@ -4,7 +4,8 @@
 //! # Invariants
 //! - S1: requests on one key go to one core, so they take effect in the order in which they were submitted.
 //! - S2: a request that concerns several keys goes to the first core after all that were submitted before it are
-//!   answered, and whatever is submitted after it to another core waits for its answer; of a backup it does not.
+//!   answered, and whatever is submitted after it to another core waits for its answer; of a backup it does not. What
+//!   its caller has given up is waited for as well.
 //! - S3: with a stream that breaks the others are given up before anything is submitted to new ones: what waits here to
 //!   be sent does not take effect after what was submitted later.
 //!

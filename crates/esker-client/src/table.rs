@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //! - T1: a slot is filled once: with a reply, or with why there is none.
-//! - T2: a request that is taken out of the table is filled or given up by whoever took it out.
+//! - T2: a request that is taken out of the table is filled by whoever took it out. One that its caller gives up stays until its
+//!   reply comes, for it may still take effect; it takes no place from others.
 
 use crate::error::{Error, Fate, Result};
 use esker_base::clock::{Clock, SystemClock};
@@ -57,7 +58,8 @@ impl Slot {
 /// A request without a reply.
 #[derive(Debug)]
 struct Waiting {
-    slot: Arc<Slot>,
+    /// None once its caller has given up.
+    slot: Option<Arc<Slot>>,
     opcode: u8,
     /// Where its frame ends, in bytes of the connection.
     end: u64,
@@ -67,6 +69,8 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     waiting: HashMap<u32, Waiting>,
+    /// How many of them were given up.
+    given_up: usize,
     last_id: u32,
 }
 
@@ -82,8 +86,14 @@ impl Table {
         }
     }
 
+    /// Requests that somebody may wait for.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len().saturating_sub(self.given_up)
+    }
+
+    /// Whether nothing is without a reply.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 
     /// Whether there is a request that others wait for among those whose frames end by `before`: nobody waits for a backup.
@@ -95,7 +105,7 @@ impl Table {
 
     pub(crate) fn insert(&mut self, id: u32, opcode: u8, end: u64) -> Arc<Slot> {
         let slot = Arc::new(Slot::default());
-        self.waiting.insert(id, Waiting { slot: slot.clone(), opcode, end });
+        self.waiting.insert(id, Waiting { slot: Some(slot.clone()), opcode, end });
         slot
     }
 
@@ -106,7 +116,10 @@ impl Table {
     pub(crate) fn take(&mut self, id: u32, opcode: u8) -> Result<Option<Arc<Slot>>, u8> {
         match self.waiting.remove(&id) {
             None => Ok(None),
-            Some(waiting) if waiting.opcode == opcode => Ok(Some(waiting.slot)),
+            Some(waiting) if waiting.opcode == opcode => {
+                self.given_up = self.given_up.saturating_sub(usize::from(waiting.slot.is_none()));
+                Ok(waiting.slot)
+            }
             Some(waiting) => {
                 let expected = waiting.opcode;
                 self.waiting.insert(id, waiting);
@@ -117,14 +130,16 @@ impl Table {
 
     /// Nobody waits for that reply any more.
     pub(crate) fn give_up(&mut self, id: u32) {
-        self.waiting.remove(&id);
+        let slot = self.waiting.get_mut(&id).and_then(|waiting| waiting.slot.take());
+        self.given_up = self.given_up.saturating_add(usize::from(slot.is_some()));
     }
 
     /// Fails all requests: those whose frames the network was not offered whole were not sent.
     pub(crate) fn fail_all(&mut self, offered: u64, cause: &esker_base::Error) {
-        for (_, waiting) in self.waiting.drain() {
-            let fate = if waiting.end > offered { Fate::NotSent } else { Fate::Unknown };
-            waiting.slot.fill(Err(Error::new(fate, cause.clone())));
+        self.given_up = 0;
+        for (_, Waiting { slot, end, .. }) in self.waiting.drain() {
+            let fate = if end > offered { Fate::NotSent } else { Fate::Unknown };
+            slot.into_iter().for_each(|slot| slot.fill(Err(Error::new(fate, cause.clone()))));
         }
     }
 }

@@ -91,12 +91,12 @@ impl Shard {
         self.tasks.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// One more session of this core has requests that are not answered yet.
+    /// One more session of this core, or what it has in flight, has requests that are not answered yet.
     pub fn enter(&self) {
         self.busy.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// One session has answered everything.
+    /// One of them has answered everything.
     pub fn leave(&self) {
         self.busy.fetch_sub(1, Ordering::SeqCst);
     }

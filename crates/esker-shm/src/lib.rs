@@ -28,7 +28,7 @@ mod socket;
 
 pub use handshake::{Endpoint, Greeting, STREAMS_MAX, accept, offer, refuse};
 pub use ring::{Reader, Writer};
-pub use socket::connect;
+pub use socket::{connect, ring_bell};
 
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,13 @@
-//! Connecting to a socket file in limited time, for which `std` has no call.
+//! What `std` has no call for: connecting to a socket file in limited time, and ringing without waiting.
 
 use esker_base::clock::{Clock, SystemClock};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, send, socket_with,
+};
 use std::io::{ErrorKind, Result};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -32,4 +35,9 @@ pub fn connect(path: &Path, limit: Duration) -> Result<UnixStream> {
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// Rings a bell. A full one has rung often enough, whether the other side hears it or not; a closed one is found by its reader.
+pub fn ring_bell(bell: impl AsFd) {
+    let _ = send(bell, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

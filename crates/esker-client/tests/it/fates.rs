@@ -1,11 +1,14 @@
 //! What a client says of its requests when servers stop, vanish, and come back.
 
 use crate::harness::{Alone, PATIENCE, TestServer, address_of, alone, impatient};
+use crate::impostors::{frame, with_greeter_of};
 use esker_base::clock::{Clock, SystemClock};
-use esker_client::{Client, ErrorKind, Fate};
+use esker_client::{Attributes, Client, Condition, ErrorKind, Fate, Options};
+use esker_format::native::{FRAME_HEADER_SIZE, FrameHeader, Opcode, Status};
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 #[test]
@@ -120,4 +123,50 @@ fn fates_are_true_while_a_server_stops_and_starts() {
     for key in &unsent {
         assert!(store.get(key.as_bytes()).expect("get").is_none(), "{key} was sent");
     }
+}
+
+/// Part of it still waits in the client when that is dropped, and part in the network.
+#[test]
+fn what_nobody_waits_for_reaches_a_server_that_takes_it_slowly_after_the_client_is_dropped() {
+    let options = Options { request_timeout: PATIENCE, ..impatient() };
+    let taken = AtomicU32::new(0);
+    with_greeter_of(
+        options,
+        |stream| {
+            esker_trt::sleep(Duration::from_secs(1));
+            let mut header = [0; FRAME_HEADER_SIZE];
+            while stream.read_exact(&mut header).is_ok() {
+                let header = FrameHeader::peek(&header).expect("a header");
+                let mut payload = vec![0; header.payload_size as usize];
+                if stream.read_exact(&mut payload).is_err() {
+                    break;
+                }
+                taken.fetch_add(1, Ordering::SeqCst);
+                let version = u64::from(header.id).to_be_bytes();
+                let reply = frame(header.id, Opcode::Put, Status::Ok, &version);
+                if stream.write_all(&reply).is_err() {
+                    break;
+                }
+                esker_trt::sleep(Duration::from_millis(1));
+            }
+        },
+        |client| {
+            let submit = |bytes: usize| {
+                let value = vec![7; bytes];
+                for _ in 0..100 {
+                    let put =
+                        client.submit_put(b"k", &value, Attributes::default(), Condition::Always);
+                    drop(put.expect("submitted"));
+                }
+            };
+            std::thread::scope(|scope| {
+                // More than sockets hold.
+                scope.spawn(|| submit(256 << 10));
+                esker_trt::sleep(Duration::from_millis(200));
+                submit(32 << 10);
+            });
+            client.flush();
+        },
+    );
+    assert_eq!(taken.load(Ordering::SeqCst), 200);
 }

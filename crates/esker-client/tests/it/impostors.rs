@@ -80,7 +80,7 @@ fn with_greeter(play: impl FnOnce(&mut TcpStream) + Send, check: impl FnOnce(&Cl
 }
 
 /// As [`with_greeter`], for a client with these options.
-fn with_greeter_of(
+pub(crate) fn with_greeter_of(
     options: Options,
     play: impl FnOnce(&mut TcpStream) + Send,
     check: impl FnOnce(&Client),

@@ -2,8 +2,10 @@
 
 use crate::harness::{PATIENCE, impatient};
 use crate::impostors::{HELLO, frame};
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_client::{
-    Attributes, Client, Condition, ErrorKind as NoAnswer, Fate, Options, Outcome, Pending, Version,
+    Attributes, Batch, Client, Condition, ErrorKind as NoAnswer, Fate, Options, Outcome, Pending,
+    Version,
 };
 use esker_format::native::{
     CLIENT_HELLO_SIZE, FRAME_HEADER_SIZE, FrameHeader, Opcode, Status, encode_version,
@@ -13,7 +15,7 @@ use parking_lot::Mutex;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -51,7 +53,8 @@ impl Core {
         let opcode = Opcode::from_number(opcode).expect("known");
         let status = if opcode == Opcode::Get { Status::KeyMissing } else { Status::Ok };
         let version = encode_version(Version(1));
-        let payload: &[u8] = if opcode == Opcode::Put { &version } else { b"" };
+        let payload: &[u8] =
+            if matches!(opcode, Opcode::Put | Opcode::Batch) { &version } else { b"" };
         self.write_all(&frame(id, opcode, status, payload)).expect("send");
     }
 }
@@ -84,6 +87,9 @@ impl Write for Core {
         Ok(())
     }
 }
+
+/// What the reader of a ring says of itself stands in this word.
+const SLEEPS: usize = 256 / 8;
 
 /// A key of one of two cores.
 fn key_of(core: u64) -> [u8; 8] {
@@ -227,4 +233,112 @@ fn with_a_stream_that_breaks_what_waits_in_the_others_is_not_sent() {
         assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout), "{error}");
     });
     assert_eq!(*seen.lock(), [(1, Opcode::Put as u8)]);
+}
+
+/// Makes a request that core `held` does not answer in time, while it gives signs of life, and then another one: that reaches the
+/// other core once the first one is answered, and not before.
+fn is_held_back(
+    held: usize,
+    held_opcode: Opcode,
+    request: impl Fn(&Client) -> Option<esker_client::Error>,
+    other: impl Fn(&Client) -> Option<esker_client::Error>,
+) {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let options = Options { request_timeout: Duration::from_millis(500), ..impatient() };
+    let client = Client::new(address, options);
+    let (released, seen) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let (given_up, early, late) = std::thread::scope(|scope| {
+        let (released, seen) = (&released, &seen);
+        scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let endpoints = esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
+            let mut cores: Vec<Core> = endpoints.into_iter().map(Core::new).collect();
+            cores.iter_mut().for_each(Core::greet);
+            for (number, mut core) in cores.into_iter().enumerate() {
+                scope.spawn(move || {
+                    while let Some((id, opcode)) = core.next() {
+                        while opcode == held_opcode as u8 && !released.load(Ordering::SeqCst) {
+                            // A reply to nothing.
+                            core.answer(u32::MAX, Opcode::Get as u8);
+                            esker_trt::sleep(Duration::from_millis(20));
+                        }
+                        seen.lock().push(number);
+                        core.answer(id, opcode);
+                    }
+                });
+            }
+        });
+        let given_up = request(&client);
+        let early = other(&client);
+        released.store(true, Ordering::SeqCst);
+        let late = other(&client);
+        drop(client);
+        (given_up, early, late)
+    });
+    let told = |error: Option<esker_client::Error>| error.map(|error| (error.fate(), error.kind()));
+    assert_eq!(told(given_up), Some((Fate::Unknown, NoAnswer::Timeout)));
+    assert_eq!(told(early), Some((Fate::NotSent, NoAnswer::Timeout)));
+    assert!(late.is_none(), "{late:?}");
+    assert_eq!(*seen.lock(), [held, 1 - held]);
+}
+
+fn put_alone(client: &Client) -> Option<esker_client::Error> {
+    client.put(&key_of(1), b"v").err()
+}
+
+fn put_in_a_batch(client: &Client) -> Option<esker_client::Error> {
+    let mut batch = Batch::new();
+    batch.put(&key_of(1), b"v");
+    client.write(&batch).err()
+}
+
+/// An old write would else take effect after a newer one that is acknowledged.
+#[test]
+fn a_batch_that_was_given_up_holds_a_put_to_another_core_back_until_it_is_answered() {
+    is_held_back(0, Opcode::Batch, put_in_a_batch, put_alone);
+}
+
+#[test]
+fn a_put_that_was_given_up_holds_a_batch_back_until_it_is_answered() {
+    is_held_back(1, Opcode::Put, put_alone, put_in_a_batch);
+}
+
+#[test]
+fn a_server_that_says_it_sleeps_and_hears_no_bell_keeps_nobody() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let client = Client::new(address, impatient());
+    let asked = AtomicU32::new(0);
+    let core = std::thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let mut endpoints = esker_shm::offer(socket.as_fd(), 1, RING_BYTES).expect("memory");
+            let mut core = Core::new(endpoints.pop().expect("a core"));
+            core.greet();
+            core
+        });
+        client.submit_get(b"k").map(drop).expect("submit");
+        server.join().expect("a greeting")
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..1000 {
+                core.reader.forge(SLEEPS, 1);
+                client.submit_get(b"k").map(drop).expect("submit");
+                asked.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let begun = SystemClock.monotonic();
+        while asked.load(Ordering::SeqCst) < 1000 && SystemClock.monotonic() - begun < PATIENCE {
+            esker_trt::sleep(Duration::from_millis(10));
+        }
+        // Whoever waits for the bell comes back.
+        core.bell.shutdown(std::net::Shutdown::Both).expect("shut down");
+        assert_eq!(asked.load(Ordering::SeqCst), 1000);
+    });
 }

@@ -14,7 +14,7 @@ use super::multi::{Found, FoundValue};
 use super::order::Order;
 use super::run::Told;
 use crate::budget::Share;
-use crate::counters::Counter;
+use crate::counters::{Counter, Shard};
 use crate::limits::{OUTPUT_BYTES_MAX, ZERO_COPY_BYTES_MIN};
 use crate::output::Output;
 use crate::patience::{Progress, patiently, until_admitted};
@@ -106,8 +106,12 @@ impl<D: Duplex> Connection<D> {
         }
     }
 
+    pub(super) fn shard(&self) -> &Shard {
+        self.shared.counters.shard(self.core)
+    }
+
     pub(super) fn count(&self, counter: Counter, step: u64) {
-        self.shared.counters.shard(self.core).add(counter, step);
+        self.shard().add(counter, step);
     }
 
     /// Requests that are not answered yet, or whose replies are not sent.
@@ -138,7 +142,7 @@ impl<D: Duplex> Connection<D> {
     /// One request more.
     pub(super) fn begin(&self, held_bytes: u64) {
         if self.in_flight.get() == 0 {
-            self.shared.counters.shard(self.core).enter();
+            self.shard().enter();
         }
         self.in_flight.set(self.in_flight.get().saturating_add(1));
         self.held_bytes.set(self.held_bytes.get().saturating_add(held_bytes));
@@ -146,11 +150,14 @@ impl<D: Duplex> Connection<D> {
 
     /// A request that has waited for those before it is about to read values, of `more` bytes than was foreseen. It waits until those that
     /// read hold so little that all come to [`OUTPUT_BYTES_MAX`] at most, or nothing: these wait for nobody, so that nobody waits in a circle.
+    /// What it wants counts among what is held from the beginning: the session admits nothing more that reads beside it for ever.
     ///
     /// # Errors
     /// `Cancelled` at a shutdown.
     pub(super) fn begin_reading(&self, asked: &mut Asked, more: u64) -> Result<()> {
         let wanted = asked.held_bytes.saturating_add(more);
+        asked.held_bytes = wanted;
+        self.held_bytes.set(self.held_bytes.get().saturating_add(more));
         loop {
             let read_bytes = self.read_bytes.get();
             let fits = read_bytes.saturating_add(wanted) <= OUTPUT_BYTES_MAX;
@@ -162,9 +169,8 @@ impl<D: Duplex> Connection<D> {
                 self.room_to_read.wait()?;
             }
         }
-        self.held_bytes.set(self.held_bytes.get().saturating_add(more));
         self.read_bytes.set(self.read_bytes.get().saturating_add(wanted));
-        (asked.held_bytes, asked.reads) = (wanted, true);
+        asked.reads = true;
         Ok(())
     }
 
@@ -176,7 +182,7 @@ impl<D: Duplex> Connection<D> {
         self.held_bytes.set(self.held_bytes.get().saturating_sub(held_bytes));
         if left == 0 && requests > 0 {
             self.order.borrow_mut().all_done();
-            self.shared.counters.shard(self.core).leave();
+            self.shard().leave();
         }
         self.room.notify_one();
         if read_bytes > 0 {

@@ -36,6 +36,7 @@ impl<D: Duplex + 'static> Session<D> {
             let room = payload.get_mut(received..).unwrap_or_default();
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
+                self.rest();
                 let read = |limit| self.connection.duplex.read(room, Some(limit));
                 match patiently_read(self.shared(), &progress, read)? {
                     None => return Ok(Some(self.too_slow())),
@@ -52,6 +53,7 @@ impl<D: Duplex + 'static> Session<D> {
             received = received.saturating_add(taken);
             progress.add(self.shared(), taken);
         }
+        self.work();
         if header.verify(&payload).is_err() {
             return Ok(Some(End::Because(Status::BadFrame)));
         }
@@ -70,6 +72,7 @@ impl<D: Duplex + 'static> Session<D> {
             if rest == 0 {
                 break;
             }
+            self.rest();
             let shared = self.connection.shared.clone();
             let room = self.received.make_room(0);
             let read = |limit| self.connection.duplex.read(room, Some(limit));
@@ -82,6 +85,7 @@ impl<D: Duplex + 'static> Session<D> {
             self.connection.count(Counter::BytesRead, count as u64);
             progress.add(&shared, count);
         }
+        self.work();
         self.connection.count(Counter::StoreNoMemory, 1);
         self.refuse(header, Status::Failed(ErrorKind::OutOfMemory))?;
         Ok(None)

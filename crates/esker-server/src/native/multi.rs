@@ -2,16 +2,17 @@
 //!
 //! It answers for as many of its first keys as fit in what was charged for it (D3). A key is read only
 //! if what the index says that reading takes still fits, so that no value is read for nothing. Small
-//! values are copied out of the buffers that they were read into, which are far larger.
+//! values are copied out of the buffers that they were read into, which are far larger. What others make longer meanwhile is read
+//! whole, and left out where it would make the reply longer than clients were told.
 //!
 //! # Failure
 //! An error at the first key is the answer; an error at a later one ends the answer before it, so that
 //! the client meets it when it asks for the rest.
 
-use super::MULTI_GET_READS;
 use super::connection::head_of;
 use super::duplex::Duplex;
 use super::run::{Job, Told};
+use super::{MULTI_GET_BYTES_MAX, MULTI_GET_READS};
 use crate::budget::Share;
 use crate::counters::Counter;
 use crate::limits::ZERO_COPY_BYTES_MIN;
@@ -102,7 +103,8 @@ impl<D: Duplex + 'static> Job<D> {
         // A list that grows would take up to three times what its items do.
         let most = usize::try_from(charged / KEY_BYTES).unwrap_or(usize::MAX).saturating_add(1);
         let mut items: Vec<Option<Found>> = Vec::with_capacity(keys.iter().count().min(most));
-        let mut kept_bytes = 0_u64;
+        // Memory that the items take, and the bytes of their values beyond the first.
+        let (mut kept_bytes, mut told_bytes) = (0_u64, 0_u64);
         let mut keys = keys.iter().peekable();
         loop {
             let (mut wave, mut reading) = (Vec::new(), kept_bytes);
@@ -122,7 +124,7 @@ impl<D: Duplex + 'static> Job<D> {
             if wave.is_empty() {
                 return Ok(Told::Items(items));
             }
-            let mut failed = None;
+            let (mut failed, mut is_full) = (None, false);
             for begun in wave {
                 let read = match begun {
                     Begun::Done(read) => read,
@@ -130,8 +132,16 @@ impl<D: Duplex + 'static> Job<D> {
                 };
                 match read {
                     // The others of the wave are waited for, for they hold memory.
-                    _ if failed.is_some() => {}
+                    _ if failed.is_some() || is_full => {}
                     Ok((value, extra)) => {
+                        if !items.is_empty() {
+                            let bytes = value.as_ref().map_or(0, |value| value.len() as u64);
+                            told_bytes = told_bytes.saturating_add(bytes);
+                        }
+                        if told_bytes > MULTI_GET_BYTES_MAX {
+                            is_full = true;
+                            continue;
+                        }
                         if let (Some(share), Some(extra)) = (&mut self.share, extra) {
                             share.absorb(extra);
                         }
@@ -149,6 +159,7 @@ impl<D: Duplex + 'static> Job<D> {
                     self.ground().report(&error);
                     return Ok(Told::Items(items));
                 }
+                None if is_full => return Ok(Told::Items(items)),
                 None => {}
             }
         }

@@ -53,6 +53,8 @@ pub(crate) struct Session<D: Duplex + 'static> {
     share: Share,
     hashes: Vec<u64>,
     pub(super) partial: Option<Progress>,
+    /// It has received something, and may not have admitted all of it: requests that are count by themselves.
+    busy: bool,
 }
 
 impl<D: Duplex + 'static> Session<D> {
@@ -64,6 +66,7 @@ impl<D: Duplex + 'static> Session<D> {
             share,
             hashes: Vec::new(),
             partial: None,
+            busy: false,
         }
     }
 
@@ -73,6 +76,7 @@ impl<D: Duplex + 'static> Session<D> {
             Some(end) => Ok(end),
             None => self.serve(),
         });
+        self.rest();
         // Whatever ended it: what was admitted is answered, as far as somebody listens. A shutdown
         // ends the wait.
         while self.connection.in_flight() > 0 && self.connection.wait_for_room().is_ok() {}
@@ -159,6 +163,8 @@ impl<D: Duplex + 'static> Session<D> {
     }
 
     fn serve(&mut self) -> IoResult<End> {
+        // What came behind the hello.
+        self.work();
         loop {
             let header = match FrameHeader::peek(self.received.pending()) {
                 Ok(header) => header,
@@ -212,6 +218,8 @@ impl<D: Duplex + 'static> Session<D> {
     fn receive(&mut self) -> IoResult<Option<End>> {
         // Nobody else may know of replies that the session itself has made.
         self.connection.send();
+        // Half a frame is no request: a stop does not wait for the rest.
+        self.rest();
         if self.shared().is_stopping() {
             // What was read is still answered; what the client goes on sending is not read.
             return Ok(Some(End::Server));
@@ -269,7 +277,24 @@ impl<D: Duplex + 'static> Session<D> {
         };
         self.received.filled(count);
         self.connection.count(Counter::BytesRead, count as u64);
+        self.work();
         Ok((count == 0).then_some(End::Client))
+    }
+
+    /// A stop of the server waits for this session from here on.
+    pub(super) fn work(&mut self) {
+        if !self.busy {
+            self.busy = true;
+            self.connection.shard().enter();
+        }
+    }
+
+    /// It waits for the requests in flight only.
+    pub(super) fn rest(&mut self) {
+        if self.busy {
+            self.busy = false;
+            self.connection.shard().leave();
+        }
     }
 
     pub(super) fn too_slow(&self) -> End {
@@ -419,6 +444,13 @@ impl<D: Duplex + 'static> Session<D> {
             }
             self.wait_for_room()?;
         }
+    }
+}
+
+/// A session that panics keeps no stop of the server waiting.
+impl<D: Duplex + 'static> Drop for Session<D> {
+    fn drop(&mut self) {
+        self.rest();
     }
 }
 

@@ -31,7 +31,6 @@ use esker_trt::net::Stream;
 use esker_trt::sync::Signal;
 use esker_trt::{Runtime, current_core};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::SendFlags;
 use std::cell::Cell;
 use std::io::{Error as IoError, ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::net::Shutdown;
@@ -92,8 +91,7 @@ impl Agent {
 
     fn ring_now(&self, stream: usize) {
         if let Some(bell) = self.bells.get(stream) {
-            // A full socket has rung often enough; a closed one is found by its reader.
-            let _ = rustix::net::send(bell, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            esker_shm::ring_bell(bell);
         }
     }
 

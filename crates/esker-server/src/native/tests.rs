@@ -2,25 +2,47 @@
 
 use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
+use super::multi::charge;
 use super::order::Access;
 use super::run::{Job, Told};
+use super::session::Session;
+use super::{MULTI_GET_BYTES_MAX, MULTI_GET_READS};
+use crate::limits::OUTPUT_BYTES_MAX;
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use esker::{Durability, Options, Store};
-use esker_format::native::Opcode;
+use esker_base::ids::CoreId;
+use esker_format::native::{
+    Attributes, ClientHello, Condition, Keys, Opcode, Put, Request, Status, VERSION, begin_frame,
+    end_frame, push_key,
+};
+use esker_trt::{Config, Runtime};
+use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client that says nothing and takes everything, or nothing at all.
+/// A client that says a few words, or nothing, and takes everything, or nothing at all.
 struct Quiet {
     takes: bool,
+    says: RefCell<Vec<u8>>,
+    /// What happens before it hangs up.
+    at_end: Box<dyn Fn()>,
 }
 
 impl Duplex for Quiet {
-    fn read(&self, _into: &mut [u8], _timeout: Option<Duration>) -> IoResult<usize> {
-        Ok(0)
+    fn read(&self, into: &mut [u8], _timeout: Option<Duration>) -> IoResult<usize> {
+        let said: Vec<u8> = {
+            let mut says = self.says.borrow_mut();
+            let count = says.len().min(into.len());
+            says.drain(..count).collect()
+        };
+        into[..said.len()].copy_from_slice(&said);
+        if said.is_empty() {
+            (self.at_end)();
+        }
+        Ok(said.len())
     }
 
     fn write_vectored(&self, slices: &[IoSlice<'_>], _timeout: Duration) -> IoResult<usize> {
@@ -48,7 +70,18 @@ fn connection(takes: bool) -> Rc<Connection<Quiet>> {
     let store = Store::open(&options).expect("open");
     store.put(b"k", b"value").expect("put");
     let shared = Arc::new(Shared::new(store, ServerConfig::default(), 1, Vec::new()));
-    Rc::new(Connection::new(shared, 0, Quiet { takes }))
+    let quiet = Quiet { takes, says: RefCell::default(), at_end: Box::new(|| {}) };
+    Rc::new(Connection::new(shared, 0, quiet))
+}
+
+/// Runs `body` as a task.
+fn in_task(body: impl FnOnce() + Send + 'static) {
+    let runtime = Runtime::start(Config { cores: 1, ..Config::default() }).expect("run-time");
+    runtime.spawn_on(CoreId(0), body).join().expect("no panic");
+}
+
+fn let_others_run() {
+    (0..10).for_each(|_| esker_trt::yield_now());
 }
 
 /// So it goes with a task for which there is no stack.
@@ -100,4 +133,111 @@ fn a_connection_that_broke_holds_no_memory_of_replies() {
         }
         assert_eq!(connection.in_flight(), 1);
     }
+}
+
+/// Others would else be admitted and read beside those who read, without end, and who needs all the room never find it.
+#[test]
+fn what_somebody_waits_to_read_is_held_already() {
+    in_task(|| {
+        let connection = connection(true);
+        let asked = |id| Asked { id, opcode: Opcode::Get as u8, held_bytes: 0, reads: false };
+        let (mut small, mut large) = (asked(1), asked(2));
+        connection.begin(0);
+        connection.begin(0);
+        connection.begin_reading(&mut small, 100).expect("nobody reads");
+        let waits = connection.clone();
+        let task = esker_trt::spawn(move || {
+            waits.begin_reading(&mut large, OUTPUT_BYTES_MAX).expect("in the end");
+            waits.answer(large, Told::Status(Status::KeyMissing), None);
+            waits.send();
+        });
+        let_others_run();
+        assert_eq!(connection.held_bytes(), OUTPUT_BYTES_MAX + 100);
+        connection.answer(small, Told::Status(Status::KeyMissing), None);
+        connection.send();
+        task.join().expect("no panic");
+        assert_eq!((connection.held_bytes(), connection.in_flight()), (0, 0));
+    });
+}
+
+/// A client gives a connection up where a reply is longer than it was told.
+#[test]
+fn values_that_others_make_longer_meanwhile_are_told_as_far_as_they_fit() {
+    const GROWN_BYTES: usize = 60 << 10;
+    in_task(|| {
+        let connection = connection(true);
+        let shared = connection.shared.clone();
+        let keys: Vec<_> = (0..MULTI_GET_READS).map(|n| format!("key{n}")).collect();
+        let mut listed = Vec::new();
+        for key in &keys {
+            push_key(&mut listed, key.as_bytes()).expect("a key");
+            shared.store.put(key.as_bytes(), b"short").expect("put");
+        }
+        let listed = Keys::decode(&listed).expect("keys");
+        let held_bytes = charge(&shared, listed, MULTI_GET_BYTES_MAX);
+        let (ticket, waits) = connection.order.borrow_mut().line_up(Access::Read(&[1]));
+        connection.begin(held_bytes);
+        let mut job = Job {
+            connection: connection.clone(),
+            asked: Asked { id: 1, opcode: Opcode::MultiGet as u8, held_bytes, reads: false },
+            payload: Vec::new(),
+            share: shared.budget.try_take(held_bytes),
+            _counted: None,
+            ticket,
+            waits,
+            turn: None,
+            answered: false,
+        };
+        // Its turn is before that of the reads.
+        let grows = esker_trt::spawn(move || {
+            for key in &keys {
+                shared.store.put(key.as_bytes(), &[0; GROWN_BYTES]).expect("put");
+            }
+        });
+        let told = job.multi_get(listed).expect("read");
+        grows.join().expect("no panic");
+        let Told::Items(items) = told else { panic!("no items") };
+        let sizes = items.iter().map(|item| item.as_ref().map_or(0, |item| item.bytes().len()));
+        let (sizes, bytes): (Vec<_>, usize) = (sizes.clone().collect(), sizes.sum());
+        assert!(sizes.iter().all(|size| *size == GROWN_BYTES), "{sizes:?}");
+        let (bytes, grown) = (bytes as u64, GROWN_BYTES as u64);
+        assert!(bytes <= grown + MULTI_GET_BYTES_MAX && bytes + grown > MULTI_GET_BYTES_MAX);
+    });
+}
+
+/// A stop of the server waits for those who are busy.
+#[test]
+fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_not() {
+    in_task(|| {
+        let shared = connection(true).shared.clone();
+        let (attributes, condition) = (Attributes::default(), Condition::Always);
+        let put = Request::Put(Put { key: b"k", value: b"new", attributes, condition });
+        let mut says = ClientHello { version: VERSION }.encode().to_vec();
+        for id in 1..=2 {
+            let start = begin_frame(&mut says);
+            put.encode(&mut says).expect("can be said");
+            end_frame(&mut says, start, id, put.opcode() as u8, Status::Ok).expect("fits");
+        }
+        says.pop();
+        let rested = Rc::new(Cell::new(false));
+        let (seen, counted) = (rested.clone(), shared.clone());
+        let at_end = Box::new(move || {
+            let rests = || counted.counters.busy() == 0;
+            seen.set((0..1000).any(|_| {
+                esker_trt::sleep(Duration::from_millis(5));
+                rests()
+            }));
+        });
+        let quiet = Quiet { takes: true, says: RefCell::new(says), at_end };
+        let session = Session::new(shared.clone(), 0, quiet, shared.budget.nothing());
+        let all = shared.budget.try_take(shared.budget.free_bytes()).expect("it is free");
+        let task = esker_trt::spawn(move || session.run());
+        let_others_run();
+        assert_eq!(shared.counters.busy(), 1, "a request is not answered");
+        drop(all);
+        task.join().expect("no panic");
+        assert_eq!(shared.store.get(b"k").expect("get").as_deref(), Some(&b"new"[..]));
+        assert!(rested.get(), "half a frame is waited for");
+        assert_eq!(shared.counters.busy(), 0);
+    });
 }
