@@ -100,6 +100,25 @@ fn depot_runs_and_counts() {
 }
 
 #[test]
+fn figures_of_persistent_memory_are_those_of_engines_that_have_it() {
+    let plan = Plan {
+        operations: Some(200),
+        durability: Some(vec![Durability::None]),
+        ..tiny(&["flatstore-put"], &["flat:cceh", "depot"])
+    };
+    let document = run_here(&plan);
+    check_all_have_figures(&document);
+    for row in document.rows.iter().filter(|row| row.phase == "run") {
+        let figures = [row.pm_flushes_per_op, row.pm_fences_per_op, row.pm_blocks_per_op];
+        let is_right = |figure: &Option<f64>| match row.system.as_str() {
+            "depot" => figure.is_none(),
+            _ => figure.is_some_and(|figure| figure > 0.0),
+        };
+        assert!(figures.iter().all(is_right), "{}: {figures:?}", row.system);
+    }
+}
+
+#[test]
 fn tasks_are_clients_too() {
     let plan = Plan {
         depth: Some(vec![8]),

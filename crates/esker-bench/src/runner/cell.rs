@@ -530,9 +530,9 @@ impl Runner<'_> {
         row.load_average = load_average();
         row.options = system.options();
         row.counters = counted.clone();
-        // An engine on persistent memory counts these three itself.
+        // What an engine on persistent memory counts itself.
         let per_op = |name: &str| counted.get(name).map(|count| count / real(row.ops.max(1)));
-        let figures = ["pm_flushes_total", "pm_fences_total", "pm_blocks_total"].map(per_op);
+        let figures = ["flushed_lines_total", "fences_total", "media_blocks_total"].map(per_op);
         [row.pm_flushes_per_op, row.pm_fences_per_op, row.pm_blocks_per_op] = figures;
     }
 }
