@@ -1,6 +1,7 @@
 //! The phases of a cell, and what is noted of each.
 
 use super::client::{self, Phase, Tally};
+use super::ends::Ends;
 use super::watch::Watch;
 use crate::document::{OperationFigures, Row};
 use crate::failure::{Failure, Outcome};
@@ -362,6 +363,8 @@ impl Runner<'_> {
         let settings = &self.cell.settings;
         let clients = (settings.threads * settings.depth).max(1) as u64;
         let timed = matches!(workload.kind, Kind::Requests(_));
+        let keys = if timed { space.count() } else { settings.records };
+        let ends = Ends::of(workload, keys);
         let warmup = Duration::from_secs_f64(if timed { settings.warmup_seconds } else { 0.0 });
         let seconds = Duration::from_secs_f64(settings.seconds);
         let watch = Watch::new();
@@ -380,7 +383,8 @@ impl Runner<'_> {
             trace: self.trace.clone(),
             trace_timing: settings.trace_timing,
             records: settings.records,
-            keys: if timed { space.count() } else { settings.records },
+            keys,
+            ends,
             seed: settings.seed.wrapping_add(u64::from(self.cell.repetition) << 8),
             clients,
             checks_values: self.kind.keeps_values,
