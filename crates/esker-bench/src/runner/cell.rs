@@ -13,7 +13,7 @@ use crate::system::{Counters, Durability, OpenOptions, Registry, System, SystemK
 use crate::workload::distribution::Distribution;
 use crate::workload::shape::{Filler, KeyShape, ValueShape};
 use crate::workload::space::KeySpace;
-use crate::workload::stream::write_share;
+use crate::workload::stream::{phase_seed, write_share};
 use crate::workload::trace::{Trace, TraceSizes};
 use crate::workload::{Kind, Operation, Order, Workload};
 use esker_base::clock::{Clock, SystemClock};
@@ -376,6 +376,7 @@ impl Runner<'_> {
             (true, None) => (None, Some(measure_from + seconds)),
         };
         let interval = ((warmup + seconds) / INTERVALS).max(INTERVAL_MIN);
+        let seed = settings.seed.wrapping_add(u64::from(self.cell.repetition) << 8);
         let phase = Arc::new(Phase {
             workload: workload.clone(),
             space: Arc::clone(space),
@@ -385,7 +386,10 @@ impl Runner<'_> {
             records: settings.records,
             keys,
             ends,
-            seed: settings.seed.wrapping_add(u64::from(self.cell.repetition) << 8),
+            seed: match &workload.kind {
+                Kind::Requests(mix) => phase_seed(seed, &format!("{} {mix:?}", workload.name)),
+                _ => seed,
+            },
             clients,
             checks_values: self.kind.keeps_values,
             rate: settings.rate.filter(|_| name == "run"),
