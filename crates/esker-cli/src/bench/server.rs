@@ -131,6 +131,8 @@ impl Bench {
                 "value-size": self.arguments.value_size, "seconds": self.arguments.seconds,
                 "distribution": self.arguments.distribution, "load threads": self.arguments.threads,
                 "server threads": self.arguments.server_threads,
+                "durability": self.arguments.durability, "cache": self.arguments.cache,
+                "warmup": self.arguments.warmup, "seed": self.arguments.seed,
             }),
             rows: Vec::new(),
         };
