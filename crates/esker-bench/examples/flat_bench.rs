@@ -361,10 +361,10 @@ fn trees(bench: &Bench<'_>, threads: u64) {
     let ours = bench.run("masstree", &Masstree::new(), threads);
     let skiplist = crossbeam_skiplist::SkipMap::new();
     others.push(("skiplist", bench.run("skiplist", &skiplist, threads)));
-    compare(ours, &others);
     drop(skiplist);
     let map = RwLock::new(BTreeMap::new());
-    bench.run("btree + lock", &map, threads);
+    others.push(("btree", bench.run("btree + lock", &map, threads)));
+    compare(ours, &others);
 }
 
 /// Loading again.

@@ -174,8 +174,15 @@ pub struct Setting {
     pub system: String,
 }
 
+impl Setting {
+    /// The same of no system: equal for all that were measured in this setting.
+    pub(crate) fn of_any_system(&self) -> Setting {
+        Setting { system: String::new(), ..self.clone() }
+    }
+}
+
 /// A share in percent, so exact that another setting is told from it, and no further: a share that was computed is not.
-fn percent(share: f64) -> f64 {
+pub(crate) fn percent(share: f64) -> f64 {
     (share * 1e8).round() / 1e6
 }
 
@@ -272,13 +279,13 @@ impl Document {
         let (with, without): (Vec<_>, Vec<_>) =
             groups.iter().partition(|group| !group.rows.is_empty());
         for group in with.into_iter().chain(without) {
-            let setting = Setting { system: String::new(), ..group.setting.clone() };
+            let setting = group.setting.of_any_system();
             if !order.contains(&setting) {
                 order.push(setting);
             }
         }
         groups.sort_by_key(|group| {
-            let setting = Setting { system: String::new(), ..group.setting.clone() };
+            let setting = group.setting.of_any_system();
             order.iter().position(|other| *other == setting)
         });
         groups

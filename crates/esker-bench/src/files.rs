@@ -57,6 +57,11 @@ pub fn create_folder(path: &Path) -> Outcome<()> {
     fs::create_dir_all(path).map_err(at(path))
 }
 
+/// Whether a folder has nothing in it, or is not there.
+pub(crate) fn is_empty_folder(path: &Path) -> bool {
+    fs::read_dir(path).map_or(true, |mut entries| entries.next().is_none())
+}
+
 /// Removes a folder with all in it; it need not be there.
 pub fn remove_folder(path: &Path) -> Outcome<()> {
     match fs::remove_dir_all(path) {

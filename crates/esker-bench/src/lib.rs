@@ -10,9 +10,10 @@
 //! maps of the standard library; peers are in `esker-peers`.
 //!
 //! # Invariants
-//! - Every draw comes from a seed: the same plan asks the same keys in the same order of each client.
+//! - Every draw comes from a seed: the same plan asks the same keys in the same order of each client, and of each workload others.
 //! - Every value that is read is checked: a system that answers wrong bytes, or misses a key that was
-//!   loaded, fails its cell instead of looking fast. Of a trace that is the size of what it wrote itself.
+//!   loaded, fails its cell instead of looking fast. Of a trace that is the size of what it wrote itself, of a scan the first
+//!   record and how many there are, and of one in 16 the order.
 //! - Load, warm-up and measured phase are apart; figures are those of the measured phase only.
 
 pub mod compare;

@@ -2,11 +2,13 @@
 //!
 //! Plots are SVG of `plotters`, drawn from medians: throughput for each workload; throughput over whatever was swept
 //! (threads, requests in flight, utilization, share of writes, size of values, rate); latency curves; and, for
-//! settings where space is short, throughput over time.
+//! settings where space is short, throughput over time. Each setting that was measured has bars and a curve of latencies of its
+//! own, whatever was swept.
 
 mod plots;
+mod sweeps;
 
-use crate::document::{Document, Group, Row};
+use crate::document::{Document, Group, Row, Setting, percent};
 use crate::failure::Outcome;
 use crate::numbers::real;
 use plots::{Bars, Curve, Lines, Scale};
@@ -39,7 +41,7 @@ pub fn page(document: &Document) -> Outcome<String> {
     let mut body = String::new();
     head(document, &mut body);
     throughput(&shown, &systems, &mut body)?;
-    sweeps(&shown, &systems, &mut body)?;
+    sweeps::draw(&shown, &systems, &mut body)?;
     latencies(&shown, &systems, &mut body)?;
     over_time(&shown, &systems, &mut body)?;
     table(&groups, &mut body);
@@ -83,7 +85,7 @@ fn head(document: &Document, body: &mut String) {
     body.push_str("</dl>\n");
 }
 
-/// What a section of plots is about: durability and point, in words.
+/// What a plot is about beside workloads: durability and clients, in words.
 fn place(group: &Group<'_>) -> (String, String) {
     (group.setting.durability.clone(), clients(group))
 }
@@ -99,53 +101,92 @@ fn clients(group: &Group<'_>) -> String {
         (threads, 1) => format!("{threads} threads"),
         (threads, depth) => format!("{threads} threads with {depth} clients each"),
     };
-    if let Some(utilization) = row.utilization {
-        words += &format!(", {:.0} % full", utilization * 100.0);
-    }
-    if let Some(rate) = row.rate {
-        words += &format!(", {rate:.0} requests a second");
+    for more in [fullness(row), rate(row)].into_iter().flatten() {
+        words += ", ";
+        words += &more;
     }
     words
 }
 
-/// One bar plot for each durability and point: workloads beside one another, a bar for each system.
+fn fullness(row: &Row) -> Option<String> {
+    row.utilization.map(|share| format!("{} % full", percent(share)))
+}
+
+fn rate(row: &Row) -> Option<String> {
+    row.rate.map(|rate| format!("{rate} requests a second"))
+}
+
+fn bytes(row: &Row) -> Option<String> {
+    Some(format!("{} B", row.value_size))
+}
+
+fn writes(row: &Row) -> Option<String> {
+    Some(format!("{} % writes", percent(row.write_share)))
+}
+
+type Words = fn(&Row) -> Option<String>;
+
+/// The workload of `row`, and those of `words` that are not alike in all rows `among` which have that workload.
+fn apart<'a>(row: &Row, among: impl Iterator<Item = &'a Row> + Clone, words: &[Words]) -> String {
+    let mut name = row.workload.clone();
+    for words in words {
+        let (mut others, own) = (among.clone(), words(row));
+        if others.any(|other| other.workload == row.workload && words(other) != own) {
+            name += ", ";
+            name += &own.unwrap_or_default();
+        }
+    }
+    name
+}
+
+/// What a group is called among those that have the same durability and clients.
+fn label(group: &Group<'_>, shown: &[&Group<'_>]) -> String {
+    let measured = shown.iter().filter(|group| is_measured(group));
+    let among = measured.filter_map(|group| first(group));
+    first(group).map(|row| apart(row, among, &[bytes, writes])).unwrap_or_default()
+}
+
+/// Of each setting that clients measured the first group, whatever its system.
+fn settings<'a>(shown: &[&'a Group<'a>]) -> Vec<&'a Group<'a>> {
+    let mut seen = BTreeSet::new();
+    let measured = shown.iter().copied().filter(|group| is_measured(group));
+    measured.filter(|group| seen.insert(group.setting.of_any_system())).collect()
+}
+
+/// The group of a system in the setting of another one's.
+fn beside<'a>(group: &Group<'_>, system: &str, shown: &[&'a Group<'a>]) -> Option<&'a Group<'a>> {
+    let setting = Setting { system: system.to_owned(), ..group.setting.clone() };
+    shown.iter().copied().find(|other| other.setting == setting)
+}
+
+/// One bar plot for each durability and number of clients: workloads beside one another, a bar for each system.
 fn throughput(shown: &[&Group<'_>], systems: &[String], body: &mut String) -> Outcome<()> {
-    let mut places: Vec<(String, String)> = Vec::new();
-    for group in shown.iter().filter(|group| is_measured(group)) {
-        if !places.contains(&place(group)) {
-            places.push(place(group));
+    /// Letters of a plot's width.
+    const LETTERS: usize = 132;
+    let mut plots: Vec<((String, String), Vec<&Group<'_>>)> = Vec::new();
+    for group in settings(shown) {
+        let place = place(group);
+        match plots.iter_mut().find(|(other, _)| *other == place) {
+            Some((_, groups)) => groups.push(group),
+            None => plots.push((place, vec![group])),
         }
     }
     body.push_str("<h2>Throughput</h2>\n<p>Medians; the thin line spans the repetitions.</p>\n");
-    for (durability, point) in places {
-        let here: Vec<&&Group<'_>> = shown
-            .iter()
-            .filter(|group| is_measured(group))
-            .filter(|group| place(group) == (durability.clone(), point.clone()))
-            .collect();
-        let mut names: Vec<String> = Vec::new();
-        for group in &here {
-            if !names.contains(&label(group)) {
-                names.push(label(group));
-            }
-        }
-        // A plot has room for so many groups of bars.
-        let per_plot = (60 / systems.len().max(1)).clamp(1, 8);
-        for names in names.chunks(per_plot) {
-            let bars = names
-                .iter()
-                .map(|name| {
-                    let of = |system: &String| {
-                        here.iter()
-                            .find(|group| group.setting.system == *system && label(group) == *name)
-                            .map(|group| group.spread(|row| row.ops_per_second))
-                    };
-                    (name.clone(), systems.iter().map(of).collect())
-                })
-                .collect();
+    for ((durability, point), groups) in plots {
+        let longest = groups.iter().map(|group| label(group, shown).len()).max().unwrap_or(0);
+        // A plot has room for so many groups of bars, with their names below.
+        let per_plot = (60 / systems.len().max(1)).min(LETTERS / (longest + 2)).clamp(1, 8);
+        for groups in groups.chunks(per_plot) {
+            let bars = groups.iter().map(|group| {
+                let of = |system: &String| {
+                    let found = beside(group, system, shown)?;
+                    Some(found.spread(|row| row.ops_per_second))
+                };
+                (label(group, shown), systems.iter().map(of).collect())
+            });
             let title = format!("operations per second, durability {durability}, {point}");
-            let svg = Bars { title, systems: systems.to_vec(), groups: bars }.draw()?;
-            let _ = writeln!(body, "<div class=\"one\">{svg}</div>");
+            let bars = Bars { title, systems: systems.to_vec(), groups: bars.collect() };
+            let _ = writeln!(body, "<div class=\"one\">{}</div>", bars.draw()?);
         }
     }
     Ok(())
@@ -156,143 +197,13 @@ fn is_measured(group: &Group<'_>) -> bool {
     matches!(group.setting.phase.as_str(), "run" | "fill")
 }
 
-fn label(group: &Group<'_>) -> String {
-    group.setting.workload.clone()
-}
-
-/// A number that may be swept.
-struct Axis {
-    words: &'static str,
-    of: fn(&Row) -> f64,
-    scale: Scale,
-}
-
-const AXES: [Axis; 6] = [
-    Axis { words: "threads", of: |row| real(row.threads as u64), scale: Scale::Linear },
-    Axis {
-        words: "requests in flight",
-        of: |row| real((row.threads * row.depth) as u64),
-        scale: Scale::Log,
-    },
-    Axis {
-        words: "utilization in per cent",
-        of: |row| row.utilization.unwrap_or(0.0) * 100.0,
-        scale: Scale::Linear,
-    },
-    Axis {
-        words: "per cent of operations that write",
-        of: |row| row.write_share * 100.0,
-        scale: Scale::Linear,
-    },
-    Axis { words: "bytes of a value", of: |row| real(row.value_size), scale: Scale::Log },
-    Axis {
-        words: "requests per second asked for",
-        of: |row| row.rate.unwrap_or(0.0),
-        scale: Scale::Linear,
-    },
-];
-
-/// One plot over each axis with several values, for each workload and durability.
-fn sweeps(shown: &[&Group<'_>], systems: &[String], body: &mut String) -> Outcome<()> {
-    let mut section = String::new();
-    for axis in &AXES {
-        let mut families: BTreeMap<(String, String), Vec<&Group<'_>>> = BTreeMap::new();
-        for group in shown.iter().filter(|group| is_measured(group)) {
-            let family = (group.setting.workload.clone(), group.setting.durability.clone());
-            families.entry(family).or_default().push(group);
-        }
-        // Threads times depth is the axis of depth; where only threads change, it says nothing new.
-        let depths: BTreeSet<usize> =
-            shown.iter().filter_map(|group| Some(first(group)?.depth)).collect();
-        if axis.words == "requests in flight" && depths.len() < 2 {
-            continue;
-        }
-        if axis.words == "threads" && depths.len() > 1 {
-            continue;
-        }
-        for ((workload, durability), groups) in families {
-            let values: BTreeSet<u64> = groups
-                .iter()
-                .filter_map(|group| first(group))
-                .map(|row| ((axis.of)(row) * 1000.0).to_bits())
-                .collect();
-            if values.len() < 2 {
-                continue;
-            }
-            for (what, figure) in
-                [("operations per second", rate as fn(&Row) -> f64), ("p99 in microseconds", p99)]
-            {
-                let curves = curves(&groups, systems, axis, figure);
-                let title = format!("{workload}, {durability}: {what}");
-                let svg = Lines {
-                    title,
-                    x: axis.words,
-                    y: what,
-                    x_scale: axis.scale,
-                    y_scale: Scale::Linear,
-                    curves,
-                }
-                .draw()?;
-                let _ = writeln!(section, "<div>{svg}</div>");
-            }
-        }
-    }
-    if !section.is_empty() {
-        let _ = writeln!(body, "<h2>Sweeps</h2>\n<div class=\"plots\">{section}</div>");
-    }
-    Ok(())
-}
-
-fn rate(row: &Row) -> f64 {
-    row.ops_per_second
-}
-
-fn p99(row: &Row) -> f64 {
-    row.p99_us
-}
-
-fn curves(
-    groups: &[&Group<'_>],
-    systems: &[String],
-    axis: &Axis,
-    figure: fn(&Row) -> f64,
-) -> Vec<Curve> {
-    let mut curves = Vec::new();
-    for (number, system) in systems.iter().enumerate() {
-        let mut points: Vec<(f64, f64)> = groups
-            .iter()
-            .filter(|group| group.setting.system == *system)
-            .filter_map(|group| Some(((axis.of)(first(group)?), group.spread(figure).median)))
-            .collect();
-        points.sort_by(|one, other| one.0.total_cmp(&other.0));
-        if !points.is_empty() {
-            curves.push(Curve { name: system.clone(), color: number, points, dots: true });
-        }
-    }
-    curves
-}
-
 /// Latency curves: one plot for each setting, a curve for each system, of the repetition in the middle.
 fn latencies(shown: &[&Group<'_>], systems: &[String], body: &mut String) -> Outcome<()> {
     let mut section = String::new();
-    let mut settings: Vec<(String, String, String)> = Vec::new();
-    for group in shown.iter().filter(|group| is_measured(group)) {
-        let (durability, point) = place(group);
-        let setting = (group.setting.workload.clone(), durability, point);
-        if !settings.contains(&setting) {
-            settings.push(setting);
-        }
-    }
-    for (workload, durability, point) in settings {
+    for group in settings(shown) {
         let mut curves = Vec::new();
         for (number, system) in systems.iter().enumerate() {
-            let group = shown.iter().find(|group| {
-                group.setting.system == *system
-                    && group.setting.workload == workload
-                    && place(group) == (durability.clone(), point.clone())
-                    && is_measured(group)
-            });
-            let Some(row) = group.and_then(|group| middle(group)) else { continue };
+            let Some(row) = beside(group, system, shown).and_then(middle) else { continue };
             let points: Vec<(f64, f64)> = row
                 .cdf
                 .iter()
@@ -306,7 +217,8 @@ fn latencies(shown: &[&Group<'_>], systems: &[String], body: &mut String) -> Out
         if curves.is_empty() {
             continue;
         }
-        let title = format!("{workload}, {durability}, {point}");
+        let (durability, point) = place(group);
+        let title = format!("{}, {durability}, {point}", label(group, shown));
         let (x, y) = ("latency in microseconds", "share of operations below");
         let svg =
             Lines { title, x, y, x_scale: Scale::Log, y_scale: Scale::Nines, curves }.draw()?;
@@ -334,15 +246,13 @@ fn over_time(shown: &[&Group<'_>], systems: &[String], body: &mut String) -> Out
     /// Plots, at most, of settings where nothing is expected to change.
     const OTHERS_MAX: usize = 6;
     let mut section = String::new();
-    let mut seen: Vec<(String, String, String)> = Vec::new();
     let mut others = 0;
-    for group in shown.iter().filter(|group| is_measured(group)) {
-        let Some(row) = middle(group) else { continue };
-        let (durability, point) = place(group);
-        let setting = (group.setting.workload.clone(), durability.clone(), point.clone());
-        if row.timeline.len() < 4 || row.write_share <= 0.0 || seen.contains(&setting) {
-            continue;
-        }
+    for group in settings(shown) {
+        let rows = systems.iter().enumerate().filter_map(|(number, system)| {
+            Some((number, system, beside(group, system, shown).and_then(middle)?))
+        });
+        let changes = |row: &Row| row.timeline.len() >= 4 && row.write_share > 0.0;
+        let Some((_, _, row)) = rows.clone().find(|(_, _, row)| changes(row)) else { continue };
         if row.utilization.is_none() {
             others += 1;
             if others > OTHERS_MAX {
@@ -350,28 +260,20 @@ fn over_time(shown: &[&Group<'_>], systems: &[String], body: &mut String) -> Out
             }
         }
         let mut curves = Vec::new();
-        for (number, system) in systems.iter().enumerate() {
-            let one = shown.iter().find(|other| {
-                other.setting.system == *system
-                    && other.setting.workload == group.setting.workload
-                    && other.setting.phase == group.setting.phase
-                    && place(other) == (durability.clone(), point.clone())
-            });
-            let Some(row) = one.and_then(|one| middle(one)) else { continue };
+        for (number, system, row) in rows {
             let points = row.timeline.iter().enumerate();
             let points = points
                 .map(|(n, rate)| ((real(n as u64) + 0.5) * row.timeline_seconds, *rate))
                 .collect();
             curves.push(Curve { name: system.clone(), color: number, points, dots: false });
         }
-        let warmup = row.warmup_seconds;
-        let title =
-            format!("{}, {durability}, {point} (warm-up {warmup:.1} s)", group.setting.workload);
+        let (durability, point) = place(group);
+        let (name, warmup) = (label(group, shown), row.warmup_seconds);
+        let title = format!("{name}, {durability}, {point} (warm-up {warmup:.1} s)");
         let (x, y) = ("seconds", "operations per second");
         let svg =
             Lines { title, x, y, x_scale: Scale::Linear, y_scale: Scale::Linear, curves }.draw()?;
         let _ = writeln!(section, "<div>{svg}</div>");
-        seen.push(setting);
     }
     if !section.is_empty() {
         let _ = writeln!(
@@ -497,3 +399,6 @@ fn options(document: &Document, body: &mut String) {
         body.push_str("</dl>\n");
     }
 }
+
+#[cfg(test)]
+mod tests;

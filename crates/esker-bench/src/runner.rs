@@ -7,6 +7,7 @@
 
 mod cell;
 mod client;
+mod ends;
 mod pace;
 mod watch;
 

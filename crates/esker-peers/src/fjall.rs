@@ -29,7 +29,7 @@ struct Fjall {
     database: Database,
     keyspace: Keyspace,
     sync_each: bool,
-    ticker: Option<Ticker>,
+    ticker: Ticker,
     options: BTreeMap<String, String>,
 }
 
@@ -75,11 +75,12 @@ impl System for Fjall {
     }
 
     fn sync(&self) -> Outcome<()> {
+        self.ticker.check()?;
         Ok(self.database.persist(PersistMode::SyncAll)?)
     }
 
     fn close(mut self: Box<Self>) -> Outcome<()> {
-        drop(self.ticker.take());
+        self.ticker.stop()?;
         self.sync()
     }
 

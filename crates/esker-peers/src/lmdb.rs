@@ -41,7 +41,7 @@ const READERS_MAX: u32 = 4200;
 struct Lmdb {
     env: Env,
     database: Database<'static, Bytes, Bytes>,
-    ticker: Option<Ticker>,
+    ticker: Ticker,
     options: BTreeMap<String, String>,
 }
 
@@ -95,11 +95,12 @@ impl System for Lmdb {
     }
 
     fn sync(&self) -> Outcome<()> {
+        self.ticker.check()?;
         Ok(self.env.force_sync()?)
     }
 
     fn close(mut self: Box<Self>) -> Outcome<()> {
-        drop(self.ticker.take());
+        self.ticker.stop()?;
         self.sync()?;
         // Another open of this process would get this environment, flags and all.
         let Lmdb { env, .. } = *self;

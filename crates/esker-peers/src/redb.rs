@@ -26,7 +26,7 @@ const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records")
 struct Redb {
     database: Arc<Database>,
     durability: redb::Durability,
-    ticker: Option<Ticker>,
+    ticker: Ticker,
     options: BTreeMap<String, String>,
 }
 
@@ -68,11 +68,12 @@ impl System for Redb {
     }
 
     fn sync(&self) -> Outcome<()> {
+        self.ticker.check()?;
         sync(&self.database)
     }
 
     fn close(mut self: Box<Self>) -> Outcome<()> {
-        drop(self.ticker.take());
+        self.ticker.stop()?;
         self.sync()
     }
 

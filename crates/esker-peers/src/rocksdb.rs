@@ -35,7 +35,7 @@ const BACKGROUND_JOBS: i32 = 2;
 struct Rocks {
     db: Arc<DB>,
     durability: Durability,
-    ticker: Option<Ticker>,
+    ticker: Ticker,
     options: BTreeMap<String, String>,
 }
 
@@ -94,6 +94,7 @@ impl System for Rocks {
     }
 
     fn sync(&self) -> Outcome<()> {
+        self.ticker.check()?;
         match self.durability {
             Durability::None => self.db.flush()?,
             Durability::Sync | Durability::Periodic => self.db.flush_wal(true)?,
@@ -103,7 +104,7 @@ impl System for Rocks {
     }
 
     fn close(mut self: Box<Self>) -> Outcome<()> {
-        drop(self.ticker.take());
+        self.ticker.stop()?;
         self.sync()?;
         self.db.cancel_all_background_work(true);
         Ok(())

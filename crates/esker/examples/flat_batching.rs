@@ -201,13 +201,14 @@ fn paced(shared: &Shared, clients: usize, seed: u64, arguments: (u64, u64), end:
             let bell = Rc::clone(&bells[client]);
             esker_trt::spawn(move || {
                 let (mut histogram, mut n) = (histogram(), 0);
-                while !over.get() {
+                loop {
                     let next = due.borrow_mut()[client].pop_front();
                     match next {
                         Some(begun) => {
                             n += 1;
                             request(&shared, &mut histogram, n, batch, begun);
                         }
+                        None if over.get() => break,
                         None => bell.wait().unwrap(),
                     }
                 }
@@ -224,18 +225,19 @@ fn paced(shared: &Shared, clients: usize, seed: u64, arguments: (u64, u64), end:
     let mut next: Vec<u64> = (0..clients).map(|_| now_ns() + draw()).collect();
     loop {
         let now = now_ns();
-        if now >= end {
-            break;
-        }
         for client in 0..clients {
-            while next[client] <= now {
+            while next[client] <= now.min(end) {
                 due.borrow_mut()[client].push_back(next[client]);
                 bells[client].notify_one();
                 next[client] += draw();
             }
         }
+        if now >= end {
+            break;
+        }
         esker_trt::yield_now();
     }
+    // Whoever was due by then is waited for: those whom an overloaded model keeps waiting are its slowest.
     over.set(true);
     bells.iter().for_each(|bell| bell.notify_one());
     tasks.into_iter().for_each(|task| task.join().unwrap());

@@ -100,6 +100,25 @@ fn depot_runs_and_counts() {
 }
 
 #[test]
+fn figures_of_persistent_memory_are_those_of_engines_that_have_it() {
+    let plan = Plan {
+        operations: Some(200),
+        durability: Some(vec![Durability::None]),
+        ..tiny(&["flatstore-put"], &["flat:cceh", "depot"])
+    };
+    let document = run_here(&plan);
+    check_all_have_figures(&document);
+    for row in document.rows.iter().filter(|row| row.phase == "run") {
+        let figures = [row.pm_flushes_per_op, row.pm_fences_per_op, row.pm_blocks_per_op];
+        let is_right = |figure: &Option<f64>| match row.system.as_str() {
+            "depot" => figure.is_none(),
+            _ => figure.is_some_and(|figure| figure > 0.0),
+        };
+        assert!(figures.iter().all(is_right), "{}: {figures:?}", row.system);
+    }
+}
+
+#[test]
 fn tasks_are_clients_too() {
     let plan = Plan {
         depth: Some(vec![8]),
@@ -289,6 +308,106 @@ impl crate::system::Session for Liar {
 
     fn scan(&mut self, _: &[u8], _: u64, _: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
         Ok(0)
+    }
+}
+
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A map whose scans go another way.
+struct Astray<T> {
+    map: T,
+    way: fn(&mut Pairs),
+}
+
+fn astray(
+    options: &crate::system::OpenOptions,
+    way: fn(&mut Pairs),
+) -> Outcome<Box<dyn crate::system::System>> {
+    let map = (Registry::new().find("btreemap")?.0.open)(options)?;
+    Ok(Box::new(Astray { map, way }))
+}
+
+impl crate::system::System for Astray<Box<dyn crate::system::System>> {
+    fn session(&self) -> Outcome<Box<dyn crate::system::Session>> {
+        Ok(Box::new(Astray { map: self.map.session()?, way: self.way }))
+    }
+
+    fn sync(&self) -> Outcome<()> {
+        self.map.sync()
+    }
+
+    fn close(self: Box<Self>) -> Outcome<()> {
+        self.map.close()
+    }
+
+    fn options(&self) -> std::collections::BTreeMap<String, String> {
+        self.map.options()
+    }
+}
+
+impl crate::system::Session for Astray<Box<dyn crate::system::Session>> {
+    fn read(&mut self, key: &[u8], see: &mut dyn FnMut(&[u8])) -> Outcome<bool> {
+        self.map.read(key, see)
+    }
+
+    fn write(&mut self, key: &[u8], value: &[u8]) -> Outcome<()> {
+        self.map.write(key, value)
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Outcome<()> {
+        self.map.delete(key)
+    }
+
+    fn scan(
+        &mut self,
+        start: &[u8],
+        count: u64,
+        see: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Outcome<u64> {
+        let mut pairs = Pairs::new();
+        self.map.scan(start, count, &mut |key, value| pairs.push((key.into(), value.into())))?;
+        (self.way)(&mut pairs);
+        pairs.iter().for_each(|(key, value)| see(key, value));
+        Ok(pairs.len() as u64)
+    }
+}
+
+#[test]
+fn a_system_that_scans_wrong_fails_its_cell() {
+    let mut kind = Registry::new().find("btreemap").unwrap().0.clone();
+    let mut kinds = Vec::new();
+    let mut add = |name, open| {
+        (kind.name, kind.open) = (name, open);
+        kinds.push(kind.clone());
+    };
+    add("right", |options| astray(options, |_| ()));
+    add("one", |options| astray(options, |pairs| pairs.truncate(1)));
+    add("last missing", |options| {
+        // Of a scan of one record, the record is there.
+        astray(options, |pairs| pairs.truncate(pairs.len().max(2) - 1))
+    });
+    add("descending", |options| {
+        astray(options, |pairs| pairs.get_mut(1..).unwrap_or_default().reverse())
+    });
+    add("twice", |options| astray(options, |pairs| pairs.extend(pairs.last().cloned())));
+    add("another value", |options| {
+        astray(options, |pairs| pairs.iter_mut().for_each(|(_, value)| value.fill(7)))
+    });
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
+    let registry = Registry::new().with(kinds.clone());
+    let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+    // Keys in the order of their numbers and in another one, and some that are inserted meanwhile.
+    for workload in ["scan50", "ycsb-e"] {
+        let folder = tempfile::tempdir().unwrap();
+        let data = Some(folder.path().to_owned());
+        let plan = Plan { data, operations: Some(1000), ..tiny(&[workload], &names) };
+        let document = run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap();
+        for name in &names {
+            let of = |row: &&Row| row.system == *name && row.phase == "run";
+            let said = document.rows.iter().find(of).unwrap().skipped.as_deref();
+            let is_told = said.is_some_and(|said| said.contains("wrong answer"));
+            assert_eq!(is_told, *name != "right", "{workload}, {name}: {said:?}");
+        }
     }
 }
 

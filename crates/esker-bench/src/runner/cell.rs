@@ -1,6 +1,7 @@
 //! The phases of a cell, and what is noted of each.
 
 use super::client::{self, Phase, Tally};
+use super::ends::Ends;
 use super::watch::Watch;
 use crate::document::{OperationFigures, Row};
 use crate::failure::{Failure, Outcome};
@@ -12,7 +13,7 @@ use crate::system::{Counters, Durability, OpenOptions, Registry, System, SystemK
 use crate::workload::distribution::Distribution;
 use crate::workload::shape::{Filler, KeyShape, ValueShape};
 use crate::workload::space::KeySpace;
-use crate::workload::stream::write_share;
+use crate::workload::stream::{phase_seed, write_share};
 use crate::workload::trace::{Trace, TraceSizes};
 use crate::workload::{Kind, Operation, Order, Workload};
 use esker_base::clock::{Clock, SystemClock};
@@ -362,6 +363,8 @@ impl Runner<'_> {
         let settings = &self.cell.settings;
         let clients = (settings.threads * settings.depth).max(1) as u64;
         let timed = matches!(workload.kind, Kind::Requests(_));
+        let keys = if timed { space.count() } else { settings.records };
+        let ends = Ends::of(workload, keys);
         let warmup = Duration::from_secs_f64(if timed { settings.warmup_seconds } else { 0.0 });
         let seconds = Duration::from_secs_f64(settings.seconds);
         let watch = Watch::new();
@@ -373,6 +376,7 @@ impl Runner<'_> {
             (true, None) => (None, Some(measure_from + seconds)),
         };
         let interval = ((warmup + seconds) / INTERVALS).max(INTERVAL_MIN);
+        let seed = settings.seed.wrapping_add(u64::from(self.cell.repetition) << 8);
         let phase = Arc::new(Phase {
             workload: workload.clone(),
             space: Arc::clone(space),
@@ -380,8 +384,12 @@ impl Runner<'_> {
             trace: self.trace.clone(),
             trace_timing: settings.trace_timing,
             records: settings.records,
-            keys: if timed { space.count() } else { settings.records },
-            seed: settings.seed.wrapping_add(u64::from(self.cell.repetition) << 8),
+            keys,
+            ends,
+            seed: match &workload.kind {
+                Kind::Requests(mix) => phase_seed(seed, &format!("{} {mix:?}", workload.name)),
+                _ => seed,
+            },
             clients,
             checks_values: self.kind.keeps_values,
             rate: settings.rate.filter(|_| name == "run"),
@@ -530,9 +538,9 @@ impl Runner<'_> {
         row.load_average = load_average();
         row.options = system.options();
         row.counters = counted.clone();
-        // An engine on persistent memory counts these three itself.
+        // What an engine on persistent memory counts itself.
         let per_op = |name: &str| counted.get(name).map(|count| count / real(row.ops.max(1)));
-        let figures = ["pm_flushes_total", "pm_fences_total", "pm_blocks_total"].map(per_op);
+        let figures = ["flushed_lines_total", "fences_total", "media_blocks_total"].map(per_op);
         [row.pm_flushes_per_op, row.pm_fences_per_op, row.pm_blocks_per_op] = figures;
     }
 }

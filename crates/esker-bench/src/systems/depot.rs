@@ -37,15 +37,6 @@ const SPARE: f64 = 4.0;
 
 fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let mut store = Options::new(&options.folder);
-    let live = match options.utilization {
-        Some(_) => real(options.records) * record_bytes(options)?,
-        None => real(options.data_bytes) + real(options.records) * RECORD_BYTES,
-    };
-    store.size_bytes = match options.utilization {
-        Some(utilization) => whole(live / utilization.clamp(0.01, 0.99)),
-        None => whole(live * SPARE).max(SIZE_MIN_BYTES),
-    };
-    store.size_bytes = store.size_bytes.next_multiple_of(1 << 20);
     store.durability = durability(options.durability);
     store.record_cache_bytes = options.cache_bytes;
     let runtime = match options.variant.as_deref() {
@@ -61,13 +52,27 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
             Some(Arc::new(runtime))
         }
     };
-    let (store, size_bytes) = open_filled(options, store, live)?;
+    let store = match options.utilization {
+        // One that is there keeps its size, and its open is timed: nothing is to be tried in front of it.
+        _ if !files::is_empty_folder(&options.folder) => Store::open(&store)?,
+        Some(utilization) => make_to_fill(options, store, utilization)?,
+        None => {
+            let live = real(options.data_bytes) + real(options.records) * RECORD_BYTES;
+            store.size_bytes = size_bytes(live * SPARE).max(SIZE_MIN_BYTES);
+            Store::open(&store)?
+        }
+    };
     let said = [
         ("durability", options.durability.to_string()),
-        ("size_bytes", size_bytes.to_string()),
+        ("capacity_bytes", store.stats().capacity_bytes.to_string()),
         ("value cache", format!("{} bytes of records in DRAM", options.cache_bytes)),
     ];
     Ok(Opened::new(store, runtime, said))
+}
+
+/// A size that stores may have.
+fn size_bytes(wanted: f64) -> u64 {
+    whole(wanted).next_multiple_of(1 << 20)
 }
 
 /// Bytes that a record of this experiment takes, as the store itself counts live bytes.
@@ -93,30 +98,61 @@ fn record_bytes(options: &OpenOptions) -> Outcome<f64> {
     Ok(bytes)
 }
 
-/// Opens the store. If its capacity is to be so large that `live` bytes fill a share of it, and there is nothing in
-/// it yet, it is made anew until that is so: superblock and checkpoints take room of their own.
-fn open_filled(options: &OpenOptions, mut with: Options, live: f64) -> Outcome<(Store, u64)> {
+/// Makes the store so large that the records fill `utilization` of it. It is made anew until that is so: superblock and checkpoints
+/// take room of their own.
+fn make_to_fill(options: &OpenOptions, mut with: Options, utilization: f64) -> Outcome<Store> {
     const TRIES: usize = 4;
     /// How far the share may be off.
     const NEAR: f64 = 0.01;
+    let utilization = utilization.clamp(0.01, 0.99);
+    let wanted = real(options.records) * record_bytes(options)? / utilization;
+    with.size_bytes = size_bytes(wanted);
     for _ in 0..TRIES {
         let store = Store::open(&with)?;
-        let stats = store.stats();
-        let wanted = match options.utilization {
-            Some(utilization) if stats.items == 0 && stats.last_version.0 == 0 => {
-                live / utilization
-            }
-            _ => return Ok((store, with.size_bytes)),
-        };
-        let off = wanted - real(stats.capacity_bytes);
+        let off = wanted - real(store.stats().capacity_bytes);
         if off.abs() <= wanted * NEAR {
-            return Ok((store, with.size_bytes));
+            return Ok(store);
         }
         store.close()?;
         drop(store);
         files::remove_folder(&options.folder)?;
         files::create_folder(&options.folder)?;
-        with.size_bytes = whole((real(with.size_bytes) + off).max(0.0)).next_multiple_of(1 << 20);
+        with.size_bytes = size_bytes(real(with.size_bytes) + off);
     }
-    Ok((Store::open(&with)?, with.size_bytes))
+    Ok(Store::open(&with)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who opens a store that is there is timed: a probe is for those who make one.
+    #[test]
+    fn a_store_that_is_there_is_opened_without_a_probe() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = OpenOptions {
+            folder: folder.path().join("cell"),
+            durability: Durability::None,
+            cache_bytes: 1 << 20,
+            records: 1000,
+            data_bytes: 1 << 20,
+            utilization: Some(0.5),
+            record_size_bytes: (16, 1000),
+            threads: 1,
+            depth: 1,
+            direct: false,
+            variant: None,
+        };
+        files::create_folder(&options.folder).unwrap();
+        let system = open(&options).unwrap();
+        let made = system.options();
+        system.close().unwrap();
+        // A probe would take its place.
+        let probe = options.folder.with_extension("probe");
+        files::create_folder(&probe).unwrap();
+        let system = open(&options).unwrap();
+        assert!(probe.exists());
+        assert_eq!(system.options(), made);
+        system.close().unwrap();
+    }
 }

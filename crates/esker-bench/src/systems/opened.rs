@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Outcome};
 use crate::numbers::real;
 use crate::system::{Counters, Durability, Session, System};
-use esker::{Direction, Store};
+use esker::{Direction, EngineKind, Store};
 use esker_trt::Runtime;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -69,7 +69,7 @@ impl System for Opened {
         let stats = self.store.stats();
         let (device, memory) = (stats.device, stats.memory);
         let [_, _, cached] = stats.record_cache;
-        Counters::from(
+        let mut counters = Counters::from(
             [
                 ("utilization", real(stats.live_bytes) / real(stats.capacity_bytes.max(1))),
                 ("index_bytes", real(stats.index_bytes)),
@@ -83,12 +83,20 @@ impl System for Opened {
                 ("device_read_bytes_total", real(device.read_bytes)),
                 ("device_prepare_bytes_total", real(device.prepare_bytes)),
                 ("device_flushes_total", real(device.flushes)),
-                ("flushed_lines_total", real(memory.flushed_lines)),
-                ("fences_total", real(memory.fences)),
-                ("media_blocks_total", real(memory.media_blocks)),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
-        )
+        );
+        if matches!(self.store.engine(), EngineKind::FlatCceh | EngineKind::FlatMasstree) {
+            counters.extend(
+                [
+                    ("flushed_lines_total", real(memory.flushed_lines)),
+                    ("fences_total", real(memory.fences)),
+                    ("media_blocks_total", real(memory.media_blocks)),
+                ]
+                .map(|(name, value)| (name.to_owned(), value)),
+            );
+        }
+        counters
     }
 }
 

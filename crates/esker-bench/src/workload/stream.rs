@@ -8,8 +8,16 @@ use super::shape::{ETC_SMALL_SHARE, ValueShape};
 use super::space::KeySpace;
 use super::{Kind, Mix, Operation, Order, Workload};
 use crate::numbers::{real, whole};
+use esker_base::hash::KeyHasher;
 use esker_base::rng::Rng;
 use std::sync::Arc;
+
+/// The seed of one phase among those of a run: `what` tells it from the others on the same data. With one seed for all, each would
+/// ask for the same keys in the same order as the one before it, and find in caches what that one brought there.
+#[must_use]
+pub fn phase_seed(seed: u64, what: &str) -> u64 {
+    seed ^ KeyHasher::new(*b"esker bench seed").hash(what.as_bytes())
+}
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,12 +13,13 @@ use esker_bench::load::{Load, Loaded, fill, run as load_on};
 use esker_bench::machine::Machine;
 use esker_bench::plan::{FAILED, KEY_SIZE_MAX, RECORDS_MAX, VALUE_SIZE_MAX, parse_distribution};
 use esker_bench::runner::Event;
+use esker_bench::workload::stream::phase_seed;
 use esker_trt::{Config, Runtime};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 /// One point of the sweep.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Point {
     connections: usize,
     rate: Option<f64>,
@@ -130,6 +131,8 @@ impl Bench {
                 "value-size": self.arguments.value_size, "seconds": self.arguments.seconds,
                 "distribution": self.arguments.distribution, "load threads": self.arguments.threads,
                 "server threads": self.arguments.server_threads,
+                "durability": self.arguments.durability, "cache": self.arguments.cache,
+                "warmup": self.arguments.warmup, "seed": self.arguments.seed,
             }),
             rows: Vec::new(),
         };
@@ -215,7 +218,8 @@ impl Bench {
         let mut rows = Vec::new();
         for point in points {
             let Point { connections, rate, gets } = *point;
-            let load = Load { connections, rate, gets, ..load.clone() };
+            let seed = phase_seed(load.seed, &format!("{point:?}"));
+            let load = Load { connections, rate, gets, seed, ..load.clone() };
             rows.push(self.point(name, server.as_ref(), &load, repetition)?);
         }
         Ok(rows)

@@ -170,6 +170,12 @@ fn esker_is_started_loaded_and_stopped() {
     assert!(row["ops"].as_u64().unwrap() > 50, "{row}");
     assert_eq!(row["skipped"], serde_json::Value::Null);
     assert!(!scratch.path("data/server").exists());
+    // Who compares it with another result is told what differs.
+    let options =
+        serde_json::json!({"durability": "none", "cache": "1GiB", "warmup": 0.1, "seed": 1});
+    for (name, value) in options.as_object().unwrap() {
+        assert_eq!(&result["options"][name], value, "{name}");
+    }
 }
 
 /// What the server writes in a long warm-up, and before, is no part of the phase.

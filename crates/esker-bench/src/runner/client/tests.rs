@@ -54,6 +54,7 @@ fn run_on(system: Slow, watch: Watch, rate: Option<f64>, length: Duration) -> Ta
         trace_timing: false,
         records: 100,
         keys: 100,
+        ends: Ends::default(),
         seed: 1,
         clients: 1,
         checks_values: false,
