@@ -47,6 +47,9 @@ const SENDS_MAX: u32 = 16;
 const INLINE_RUN_MAX: u32 = 32;
 /// Work that a task does before others have their turn, in bytes of a transfer: some 50 us of it.
 const WORK_MAX: usize = 256 << 10;
+/// The largest body that is written to the top of its task's stack; a coroutine takes no more than 1024 bytes there, with what
+/// goes around the body.
+const BODY_BYTES_MAX: usize = 512;
 
 #[derive(Default)]
 struct Slot {
@@ -225,6 +228,10 @@ impl Core {
         body: impl FnOnce() + 'static,
         give_up: Option<Arc<dyn GiveUp>>,
     ) {
+        if size_of_val(&body) > BODY_BYTES_MAX {
+            let body: Box<dyn FnOnce()> = Box::new(body);
+            return self.start(place, body, give_up);
+        }
         let Place { task, stack } = place;
         let body = Body::new(body);
         let weak = Rc::downgrade(&task);

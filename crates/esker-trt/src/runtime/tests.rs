@@ -224,6 +224,18 @@ fn too_many_tasks_are_refused_at_their_join() {
     assert_eq!(kinds.join().unwrap(), (1, ErrorKind::OutOfMemory));
 }
 
+#[test]
+fn a_task_may_capture_more_than_a_context_switch_carries() {
+    each_facility(|runtime| {
+        let sum = runtime.spawn(|| {
+            let bytes = [3_u8; 4096];
+            spawn(move || bytes.iter().map(|byte| usize::from(*byte)).sum::<usize>()).join()
+        });
+        assert_eq!(sum.join().unwrap().unwrap(), 3 * 4096);
+        runtime.shutdown().unwrap();
+    });
+}
+
 /// Suspends the task that drops it.
 struct Yields;
 
