@@ -21,6 +21,7 @@
 use crate::die::die;
 use crate::driver::{Driver, Event, IoRequest, Wait};
 use crate::offload::HelperPool;
+use crate::refused::Refused;
 use crate::sim::SimState;
 use crate::sockets::{Interest, SocketKey, Sockets};
 use crate::stack::{StackPool, TaskStack};
@@ -87,6 +88,7 @@ pub(crate) struct Core {
     sockets: RefCell<Sockets>,
     events: Cell<Vec<Event>>,
     helpers: Option<Arc<HelperPool>>,
+    refused: Arc<Refused>,
     sim: Option<RefCell<SimState>>,
     cancelled: Cell<bool>,
     given_up: Cell<bool>,
@@ -133,6 +135,7 @@ impl Core {
             sockets: RefCell::default(),
             events: Cell::default(),
             helpers: parts.helpers,
+            refused: Arc::default(),
             sim: parts.sim.map(RefCell::new),
             cancelled: Cell::new(false),
             given_up: Cell::new(false),
@@ -486,7 +489,7 @@ impl Core {
                     Ok(place) => self.start(place, body, Some(result.as_give_up())),
                     Err(error) => {
                         result.refuse(error);
-                        contain(|| drop(body));
+                        self.refused.add(body);
                     }
                 },
                 Message::Forget(key, fd) => self.forget_socket(key, fd),

@@ -53,6 +53,7 @@ pub mod local;
 pub mod net;
 mod offload;
 mod overflow;
+mod refused;
 mod runtime;
 pub mod sim;
 mod sockets;

@@ -6,8 +6,8 @@
 //! - I2: a task is in the ready queue at most once: when its state is `Ready` or `Yielded`.
 //! - I3: the result cell of a task is filled exactly once: with its value, its panic, or, when the
 //!   task is given up, with `Cancelled`.
-//! - I4: nothing that a task leaves behind, a value that nobody takes or what a panic carried, is dropped on the
-//!   scheduler's stack or unwinds into it.
+//! - I4: nothing that a task leaves behind, a value that nobody takes, what a panic carried, or what it would have run
+//!   had it not been refused, is dropped on the scheduler's stack (while there are tasks to run) or unwinds into it.
 
 use crate::context;
 use crate::sockets::SocketKey;

@@ -3,7 +3,7 @@
 use crate::config::{Config, Facility};
 use crate::context;
 use crate::runtime::Runtime;
-use crate::task::GiveUp;
+use crate::task::{GiveUp, RemoteJoin};
 use crate::wake::Message;
 use crate::{in_task, is_cancelled, sleep, spawn, yield_now};
 use esker_base::ErrorKind;
@@ -253,6 +253,56 @@ fn what_a_refused_task_holds_may_suspend_when_it_is_dropped() {
         spawn(move || drop(held)).join().unwrap_err().kind()
     });
     assert_eq!(kind.join().unwrap(), ErrorKind::OutOfMemory);
+}
+
+/// Locks a mutex when it is dropped.
+struct Locks(Arc<crate::sync::Mutex<u32>>);
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        *self.0.lock() += 1;
+    }
+}
+
+/// Waits for at most some seconds; whether it came.
+fn comes(what: impl Fn() -> bool) -> bool {
+    (0..500).any(|_| {
+        sleep(Duration::from_millis(10));
+        what()
+    })
+}
+
+#[test]
+fn what_a_task_refused_from_a_thread_holds_may_wait_for_a_task_when_it_is_dropped() {
+    for facility in Facility::ALL {
+        let config = Config {
+            tasks_max: 1,
+            facilities: vec![facility],
+            shutdown_limit: Duration::from_secs(1),
+            ..Config::default()
+        };
+        let runtime = Runtime::start(config).unwrap();
+        let shared = Arc::new(crate::sync::Mutex::new(0));
+        let (locked, refused) =
+            (Arc::new(crate::sync::Gate::new()), Arc::new(crate::sync::Gate::new()));
+        let (mine, tells, waits) = (Arc::clone(&shared), Arc::clone(&locked), Arc::clone(&refused));
+        let holder = runtime.spawn(move || {
+            let guard = mine.lock();
+            tells.open();
+            waits.wait();
+            drop(guard);
+        });
+        locked.wait();
+        let held = [Locks(Arc::clone(&shared)), Locks(Arc::clone(&shared))];
+        let late = held.map(|held| runtime.spawn(move || drop(held)));
+        assert!(comes(|| late.iter().all(RemoteJoin::is_finished)), "the core is held up");
+        let kinds = late.map(|late| late.join().unwrap_err().kind());
+        assert_eq!(kinds, [ErrorKind::OutOfMemory; 2]);
+        refused.open();
+        assert!(comes(|| holder.is_finished()), "the core waits for its own task");
+        assert!(comes(|| *shared.lock() == 2), "what they held was dropped");
+        runtime.shutdown().unwrap();
+    }
 }
 
 #[test]
