@@ -25,7 +25,7 @@ use crate::refused::Refused;
 use crate::sim::SimState;
 use crate::sockets::{Interest, SocketKey, Sockets};
 use crate::stack::{StackPool, TaskStack};
-use crate::task::{Body, GiveUp, Task, TaskCoroutine, TaskId, TaskState, contain};
+use crate::task::{Body, Task, TaskCoroutine, TaskId, TaskState};
 use crate::timer::{NEVER, Timers};
 use crate::wake::{Mailbox, Message};
 use corosensei::CoroutineResult;
@@ -91,7 +91,6 @@ pub(crate) struct Core {
     refused: Arc<Refused>,
     sim: Option<RefCell<SimState>>,
     cancelled: Cell<bool>,
-    given_up: Cell<bool>,
     unwinding: Cell<bool>,
     /// Disk requests that the running task made itself since it was resumed.
     inline_run: Cell<u32>,
@@ -138,7 +137,6 @@ impl Core {
             refused: Arc::default(),
             sim: parts.sim.map(RefCell::new),
             cancelled: Cell::new(false),
-            given_up: Cell::new(false),
             unwinding: Cell::new(false),
             tasks_max: parts.tasks_max,
             spin: parts.spin,
@@ -225,15 +223,10 @@ impl Core {
     }
 
     /// Makes the task of `place` ready to run `body`. What unwinds out of it ends there.
-    pub(crate) fn start(
-        &self,
-        place: Place,
-        body: impl FnOnce() + 'static,
-        give_up: Option<Arc<dyn GiveUp>>,
-    ) {
+    pub(crate) fn start(&self, place: Place, body: impl FnOnce() + 'static) {
         if size_of_val(&body) > BODY_BYTES_MAX {
             let body: Box<dyn FnOnce()> = Box::new(body);
-            return self.start(place, body, give_up);
+            return self.start(place, body);
         }
         let Place { task, stack } = place;
         let body = Body::new(body);
@@ -243,12 +236,8 @@ impl Core {
                 task.yielder.set(std::ptr::from_ref(yielder));
             }
             body.run();
-            // Here and not with the task: it may be the last to hold a value whose drop does anything (I4 of `task`).
-            let give_up = weak.upgrade().and_then(|task| task.give_up.take());
-            contain(|| drop(give_up));
         });
         *task.coroutine.borrow_mut() = Some(coroutine);
-        *task.give_up.borrow_mut() = give_up;
         self.ready.borrow_mut().push_back(task.id.index);
     }
 
@@ -486,28 +475,17 @@ impl Core {
                 Message::Wake(id) => self.wake(id),
                 Message::IoDone { task, result } => self.complete_io(task, result),
                 Message::Spawn { body, result } => match self.reserve() {
-                    Ok(place) => self.start(place, body, Some(result.as_give_up())),
+                    Ok(place) => self.start(place, body),
                     Err(error) => {
                         result.refuse(error);
                         self.refused.add(body);
                     }
                 },
                 Message::Forget(key, fd) => self.forget_socket(key, fd),
-                Message::Look => self.look(),
-            }
-        }
-    }
-
-    /// Follows the flags that shutdown sets.
-    fn look(&self) {
-        if self.mailbox.cancel.load(Ordering::Acquire) {
-            self.cancel();
-        }
-        if self.mailbox.abandon.load(Ordering::Acquire) && !self.given_up.replace(true) {
-            let tasks = self.tasks.borrow();
-            for task in tasks.slots.iter().filter_map(|slot| slot.task.as_ref()) {
-                if let Some(result) = task.give_up.borrow_mut().take() {
-                    result.give_up();
+                Message::Look => {
+                    if self.mailbox.cancel.load(Ordering::Acquire) {
+                        self.cancel();
+                    }
                 }
             }
         }

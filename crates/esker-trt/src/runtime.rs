@@ -24,6 +24,7 @@ use crate::wake::{Mailbox, Message};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
 use esker_base::{Error, ErrorKind, Result};
+use owed::Owed;
 use parking_lot::{Condvar, Mutex as Lock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -34,6 +35,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+mod owed;
 mod probe;
 
 #[derive(Debug, Default)]
@@ -44,6 +46,7 @@ struct Ended {
 
 struct CoreHandle {
     mailbox: Arc<Mailbox>,
+    owed: Owed,
     thread: Lock<Option<JoinHandle<()>>>,
     words: String,
 }
@@ -136,8 +139,12 @@ impl Runtime {
         match self.cores.get(usize::from(core.0)) {
             Some(core) => {
                 let result = promise.result_cell();
-                let body = Box::new(move || promise.set(run_caught(body)));
-                core.mailbox.post(Message::Spawn { body, result });
+                if core.owed.add(&result) {
+                    let body = Box::new(move || promise.set(run_caught(body)));
+                    core.mailbox.post(Message::Spawn { body, result });
+                } else {
+                    promise.set(Err(Error::new(ErrorKind::Closed, "spawn task")));
+                }
             }
             None => promise.set(Err(Error::invalid("spawn task", format!("no core {core}")))),
         }
@@ -159,7 +166,7 @@ impl Runtime {
     ///
     /// # Errors
     /// `Timeout`, naming the cores whose tasks have not ended. They are left running, and their
-    /// results fail with `Cancelled`.
+    /// results fail with `Cancelled`, whatever they do; so do those of tasks that have not begun.
     pub fn shutdown(&self) -> Result<()> {
         for core in &self.cores {
             core.mailbox.cancel.store(true, Ordering::Release);
@@ -172,10 +179,9 @@ impl Runtime {
             return Ok(());
         }
         if !self.ended.wait(self.cores.len(), self.shutdown_limit) {
-            for core in &self.cores {
-                core.mailbox.abandon.store(true, Ordering::Release);
-                core.mailbox.post(Message::Look);
-            }
+            // Not by the cores themselves: one whose task blocks its thread does nothing any more.
+            self.cores.iter().for_each(|core| core.owed.give_up());
+            // For tasks that waited for one of these results.
             self.ended.wait(self.cores.len(), Duration::from_secs(1));
         }
         let mut left = Vec::new();
@@ -299,7 +305,7 @@ impl CorePlan {
             .map_err(|error| format!("start thread: {error}"))?;
         let words =
             receiver.recv_timeout(limit).map_err(|_| format!("no answer within {limit:?}"))??;
-        Ok(CoreHandle { mailbox, thread: Lock::new(Some(thread)), words })
+        Ok(CoreHandle { mailbox, owed: Owed::default(), thread: Lock::new(Some(thread)), words })
     }
 
     fn run(self, mailbox: Arc<Mailbox>, started: &mpsc::Sender<Result<String, String>>) {

@@ -20,7 +20,6 @@ use esker_base::{Error, ErrorKind, Result};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 /// A task of one core; the generation tells it from earlier ones in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,14 +57,6 @@ pub(crate) struct Task {
     pub(crate) armed_ns: Cell<u64>,
     /// What a parked task waits for, for reports.
     pub(crate) waits_for: Cell<&'static str>,
-    /// Fails the result of a task that is given up at shutdown.
-    pub(crate) give_up: RefCell<Option<Arc<dyn GiveUp>>>,
-}
-
-/// A result that can be failed without the task that owes it.
-pub(crate) trait GiveUp: Send + Sync {
-    /// Fails the result with `Cancelled` unless it is there.
-    fn give_up(&self);
 }
 
 impl Task {
@@ -81,7 +72,6 @@ impl Task {
             deadline_ns: Cell::new(NEVER),
             armed_ns: Cell::new(NEVER),
             waits_for: Cell::new("start"),
-            give_up: RefCell::new(None),
         }
     }
 
@@ -218,7 +208,7 @@ pub fn spawn<T: 'static>(body: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     match place {
         Ok(place) => {
             let body = move || promise.set(run_caught(body));
-            context::with_task(|core, _| core.start(place, body, None));
+            context::with_task(|core, _| core.start(place, body));
         }
         Err(error) => {
             // Not inside: what it holds may suspend the task when it is dropped.

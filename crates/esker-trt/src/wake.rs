@@ -18,7 +18,7 @@
 
 use crate::context;
 use crate::stack::Guard;
-use crate::task::{GiveUp, TaskId, contain};
+use crate::task::{TaskId, contain};
 use crossbeam_queue::SegQueue;
 use esker_base::ids::CoreId;
 use esker_base::sync::atomic::{AtomicU32, Ordering, fence};
@@ -70,11 +70,9 @@ impl SleepCell {
 }
 
 /// The result cell of a task started from elsewhere.
-pub(crate) trait RemoteResult: GiveUp {
-    /// The task could not be started.
+pub(crate) trait RemoteResult: Send + Sync {
+    /// Fails the result, unless it is there, without the task that owes it: that was not started, or does not end.
     fn refuse(&self, error: Error);
-    /// The same cell, for the task to keep.
-    fn as_give_up(self: Arc<Self>) -> Arc<dyn GiveUp>;
 }
 
 /// What a task started from elsewhere runs.
@@ -90,7 +88,7 @@ pub(crate) enum Message {
     Spawn { body: RemoteBody, result: Arc<dyn RemoteResult> },
     /// Forget a socket that was closed on another thread.
     Forget(crate::sockets::SocketKey, OwnedFd),
-    /// Look at the cancel and abandon flags.
+    /// Look at the cancel flag.
     Look,
 }
 
@@ -102,7 +100,6 @@ pub(crate) struct Mailbox {
     /// Written to rouse the core; none in a simulation, where nobody else runs.
     pub(crate) eventfd: Option<OwnedFd>,
     pub(crate) cancel: AtomicBool,
-    pub(crate) abandon: AtomicBool,
     closed: AtomicBool,
     guard: AtomicU8,
 }
@@ -115,7 +112,6 @@ impl Mailbox {
             sleep: SleepCell::new(),
             eventfd,
             cancel: AtomicBool::new(false),
-            abandon: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             guard: AtomicU8::new(0),
         }

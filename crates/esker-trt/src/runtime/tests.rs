@@ -3,12 +3,12 @@
 use crate::config::{Config, Facility};
 use crate::context;
 use crate::runtime::Runtime;
-use crate::task::{GiveUp, RemoteJoin};
-use crate::wake::Message;
+use crate::task::RemoteJoin;
+use crate::wake::{Message, RemoteResult};
 use crate::{in_task, is_cancelled, sleep, spawn, yield_now};
-use esker_base::ErrorKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
+use esker_base::{Error, ErrorKind};
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::panic_any;
@@ -213,6 +213,36 @@ fn a_task_that_does_not_end_is_left_and_reported() {
 }
 
 #[test]
+fn results_of_a_core_that_never_comes_round_fail_when_the_shutdown_gives_up() {
+    for facility in Facility::ALL {
+        let config = Config {
+            facilities: vec![facility],
+            shutdown_limit: Duration::from_millis(100),
+            ..Config::default()
+        };
+        let runtime = Runtime::start(config).unwrap();
+        let began = Arc::new(crate::sync::Gate::new());
+        let inner = Arc::clone(&began);
+        let waits = runtime.spawn(|| crate::sync::Gate::new().wait());
+        let blocks = runtime.spawn(move || {
+            inner.open();
+            loop {
+                std::thread::park();
+            }
+        });
+        began.wait();
+        let in_the_mailbox = runtime.spawn(|| ());
+        assert_eq!(runtime.shutdown().unwrap_err().kind(), ErrorKind::Timeout);
+        let late = runtime.spawn(|| ());
+        let all = [waits, blocks, in_the_mailbox, late];
+        assert!(comes(|| all.iter().all(RemoteJoin::is_finished)), "{all:?}");
+        let kinds = all.map(|join| join.join().unwrap_err().kind());
+        let given_up = ErrorKind::Cancelled;
+        assert_eq!(kinds, [given_up, given_up, given_up, ErrorKind::Closed]);
+    }
+}
+
+#[test]
 fn too_many_tasks_are_refused_at_their_join() {
     let config = Config { tasks_max: 2, ..Config::default() };
     let runtime = Runtime::start(config).unwrap();
@@ -400,12 +430,12 @@ fn limits_may_be_for_ever() {
     }
 }
 
-/// Panics on the stack of the scheduler that gives its task up.
-struct PanicsWhenGivenUp;
+/// Panics on the stack of the scheduler that refuses its task.
+struct PanicsWhenRefused;
 
-impl GiveUp for PanicsWhenGivenUp {
-    fn give_up(&self) {
-        panic!("given up");
+impl RemoteResult for PanicsWhenRefused {
+    fn refuse(&self, _: Error) {
+        panic!("refused");
     }
 }
 
@@ -413,7 +443,8 @@ impl GiveUp for PanicsWhenGivenUp {
 fn panic_of_a_scheduler() {
     // Until nobody can read what is said here.
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
-    let runtime = runtime(Facility::Sync, 1);
+    let facilities = vec![Facility::Sync];
+    let runtime = Runtime::start(Config { tasks_max: 2, facilities, ..Config::default() }).unwrap();
     let (held, dropped) = std::sync::mpsc::channel::<()>();
     drop(runtime.spawn(move || {
         let (called, calls) = std::sync::mpsc::channel();
@@ -429,15 +460,13 @@ fn panic_of_a_scheduler() {
         while calls.try_recv().is_err() {
             yield_now();
         }
-        context::with(|core| {
-            let place = core.reserve().unwrap();
-            let waits_for_ever = || {
-                context::park_task("nothing", None);
-            };
-            core.start(place, waits_for_ever, Some(Arc::new(PanicsWhenGivenUp)));
-            core.mailbox().abandon.store(true, Ordering::Release);
-            core.mailbox().post(Message::Look);
-        });
+        let one_too_many =
+            Message::Spawn { body: Box::new(|| ()), result: Arc::new(PanicsWhenRefused) };
+        context::with(|core| core.mailbox().post(one_too_many));
+        // It still is one of the two when the mailbox is looked at.
+        loop {
+            yield_now();
+        }
     }));
     // Ends when the frame of the task that waits was dropped, which must not be: nothing is ever sent.
     let _ = dropped.recv();
