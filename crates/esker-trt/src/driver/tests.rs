@@ -72,3 +72,11 @@ fn mail_heard_of_while_a_full_queue_is_handed_over_ends_the_wait() {
     let waited = waits(&mut ring);
     assert!(waited < Duration::from_secs(1), "{waited:?}");
 }
+
+#[test]
+fn a_poll_that_is_left_out_for_long_is_counted_without_end() {
+    let mailbox = Mailbox::new(CoreId(0), None);
+    let mut epoll = epoll::Epoll::new(&mailbox).unwrap();
+    epoll.skipped_for_ever();
+    epoll.poll(Wait::No, &mut Vec::new()).unwrap();
+}
