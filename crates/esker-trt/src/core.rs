@@ -363,6 +363,7 @@ impl Core {
             }
             if self.cancelled.get() && self.live() == 0 && self.mailbox.is_empty() {
                 self.mailbox.close();
+                self.driver.borrow_mut().end();
                 return;
             }
             if self.ready.borrow().is_empty() {

@@ -296,6 +296,22 @@ impl Uring {
         Ok(())
     }
 
+    /// Hands over what was pushed last, and once more for the deferred work that lets go what was cancelled: the kernel
+    /// takes a ring down when it likes, and a socket that it still watched would stay open until then.
+    pub(crate) fn end(&mut self) {
+        loop {
+            let left = self.unsubmitted;
+            if self.enter(0).is_err() || left == 0 {
+                return;
+            }
+            self.reap(&mut Vec::new());
+            // Nothing goes any more.
+            if self.unsubmitted == left {
+                return;
+            }
+        }
+    }
+
     fn reap(&mut self, events: &mut Vec<Event>) {
         for completion in self.ring.completion() {
             let (tag, key) = unpack(completion.user_data());
