@@ -390,7 +390,8 @@ impl Core {
 
     fn idle(&self) {
         if !self.spin.is_zero() {
-            let end_ns = self.now_ns() + u64::try_from(self.spin.as_nanos()).unwrap_or(0);
+            let spin_ns = u64::try_from(self.spin.as_nanos()).unwrap_or(NEVER);
+            let end_ns = self.now_ns().saturating_add(spin_ns);
             loop {
                 self.poll(Wait::No);
                 self.fire_timers();

@@ -430,6 +430,24 @@ fn limits_may_be_for_ever() {
     }
 }
 
+#[test]
+fn an_idle_core_may_spin_for_ever() {
+    for spin in [Duration::from_nanos(u64::MAX), Duration::MAX] {
+        for facility in Facility::ALL {
+            let config = Config { facilities: vec![facility], spin, ..Config::default() };
+            let runtime = Runtime::start(config).unwrap();
+            for value in 0..3 {
+                sleep(Duration::from_millis(2));
+                assert_eq!(runtime.spawn(move || value).join().unwrap(), value);
+            }
+            sleep(Duration::from_millis(50));
+            let sleeps = runtime.cores.iter().any(|core| core.mailbox.sleep.must_rouse());
+            assert!(!sleeps, "{facility} sleeps");
+            runtime.shutdown().unwrap();
+        }
+    }
+}
+
 /// Panics on the stack of the scheduler that refuses its task.
 struct PanicsWhenRefused;
 
