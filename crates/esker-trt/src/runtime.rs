@@ -56,7 +56,6 @@ pub struct Runtime {
     cores: Vec<CoreHandle>,
     facility: Facility,
     refused: Vec<(Facility, String)>,
-    helpers: Arc<HelperPool>,
     ended: Arc<Ended>,
     next: AtomicUsize,
     shut: AtomicBool,
@@ -81,12 +80,11 @@ impl Runtime {
             let attempt = probe::probe(*facility, &config)
                 .and_then(|()| start_cores(*facility, &config, cores, &processors));
             match attempt {
-                Ok((cores, helpers, ended)) => {
+                Ok((cores, ended)) => {
                     return Ok(Runtime {
                         cores,
                         facility: *facility,
                         refused,
-                        helpers,
                         ended,
                         next: AtomicUsize::new(0),
                         shut: AtomicBool::new(false),
@@ -196,7 +194,6 @@ impl Runtime {
             }
         }
         if left.is_empty() {
-            self.helpers.close();
             return Ok(());
         }
         let context = format!("tasks did not end and were left running on {}", left.join(", "));
@@ -245,7 +242,7 @@ fn refusals(refused: &[(Facility, String)]) -> String {
     words.join(", ")
 }
 
-type Started = (Vec<CoreHandle>, Arc<HelperPool>, Arc<Ended>);
+type Started = (Vec<CoreHandle>, Arc<Ended>);
 
 fn start_cores(
     facility: Facility,
@@ -278,7 +275,7 @@ fn start_cores(
             }
         }
     }
-    Ok((cores, helpers, ended))
+    Ok((cores, ended))
 }
 
 struct CorePlan {
