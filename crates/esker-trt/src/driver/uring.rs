@@ -16,6 +16,7 @@
 //! completed with the kernel's error.
 #![expect(unsafe_code, reason = "pushes requests whose buffers the kernel will use")]
 
+use crate::die::die;
 use crate::driver::{Event, IoKind, IoRequest, Round, Wait, epoll, left_until, pack, unpack};
 use crate::sockets::SocketKey;
 use crate::wake::Mailbox;
@@ -120,10 +121,10 @@ impl Uring {
                 self.unsubmitted += 1;
                 return;
             }
-            // The queue is full: hand it over. Errors show again at the next poll. Completions
-            // are taken too, because a kernel that is short of room for them takes no requests.
-            if self.enter(0).is_err() {
-                std::thread::yield_now();
+            // The queue is full: hand it over. Completions are taken too, because a kernel that is short of room for
+            // them takes no requests.
+            if let Err(error) = self.enter(0) {
+                die(format_args!("esker-trt: a ring takes no requests any more: {error}"));
             }
             let mut early = std::mem::take(&mut self.early);
             self.reap(&mut early);
@@ -253,6 +254,12 @@ impl Uring {
             }
             _ => Err(error),
         }
+    }
+
+    /// As if the kernel had lost the ring.
+    #[cfg(test)]
+    pub(crate) fn lose(&mut self) {
+        self.enter_as = (-1, 0);
     }
 
     fn pending(&mut self) -> u32 {
