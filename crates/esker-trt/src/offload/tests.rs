@@ -60,5 +60,5 @@ fn helpers_end_when_the_last_handle_of_their_run_time_goes_in_one_of_its_tasks()
     drop(runtime);
     gate.open();
     task.join().unwrap();
-    ended.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert_eq!(ended.recv_timeout(Duration::from_secs(5)), Ok(()));
 }
