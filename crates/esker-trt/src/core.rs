@@ -21,10 +21,11 @@
 use crate::die::die;
 use crate::driver::{Driver, Event, IoRequest, Wait};
 use crate::offload::HelperPool;
+use crate::refused::Refused;
 use crate::sim::SimState;
 use crate::sockets::{Interest, SocketKey, Sockets};
 use crate::stack::{StackPool, TaskStack};
-use crate::task::{Body, GiveUp, Task, TaskCoroutine, TaskId, TaskState, contain};
+use crate::task::{Body, Task, TaskCoroutine, TaskId, TaskState};
 use crate::timer::{NEVER, Timers};
 use crate::wake::{Mailbox, Message};
 use corosensei::CoroutineResult;
@@ -47,6 +48,9 @@ const SENDS_MAX: u32 = 16;
 const INLINE_RUN_MAX: u32 = 32;
 /// Work that a task does before others have their turn, in bytes of a transfer: some 50 us of it.
 const WORK_MAX: usize = 256 << 10;
+/// The largest body that is written to the top of its task's stack; a coroutine takes no more than 1024 bytes there, with what
+/// goes around the body.
+const BODY_BYTES_MAX: usize = 512;
 
 #[derive(Default)]
 struct Slot {
@@ -84,9 +88,9 @@ pub(crate) struct Core {
     sockets: RefCell<Sockets>,
     events: Cell<Vec<Event>>,
     helpers: Option<Arc<HelperPool>>,
+    refused: Arc<Refused>,
     sim: Option<RefCell<SimState>>,
     cancelled: Cell<bool>,
-    given_up: Cell<bool>,
     unwinding: Cell<bool>,
     /// Disk requests that the running task made itself since it was resumed.
     inline_run: Cell<u32>,
@@ -130,9 +134,9 @@ impl Core {
             sockets: RefCell::default(),
             events: Cell::default(),
             helpers: parts.helpers,
+            refused: Arc::default(),
             sim: parts.sim.map(RefCell::new),
             cancelled: Cell::new(false),
-            given_up: Cell::new(false),
             unwinding: Cell::new(false),
             tasks_max: parts.tasks_max,
             spin: parts.spin,
@@ -219,12 +223,11 @@ impl Core {
     }
 
     /// Makes the task of `place` ready to run `body`. What unwinds out of it ends there.
-    pub(crate) fn start(
-        &self,
-        place: Place,
-        body: impl FnOnce() + 'static,
-        give_up: Option<Arc<dyn GiveUp>>,
-    ) {
+    pub(crate) fn start(&self, place: Place, body: impl FnOnce() + 'static) {
+        if size_of_val(&body) > BODY_BYTES_MAX {
+            let body: Box<dyn FnOnce()> = Box::new(body);
+            return self.start(place, body);
+        }
         let Place { task, stack } = place;
         let body = Body::new(body);
         let weak = Rc::downgrade(&task);
@@ -233,12 +236,8 @@ impl Core {
                 task.yielder.set(std::ptr::from_ref(yielder));
             }
             body.run();
-            // Here and not with the task: it may be the last to hold a value whose drop does anything (I4 of `task`).
-            let give_up = weak.upgrade().and_then(|task| task.give_up.take());
-            contain(|| drop(give_up));
         });
         *task.coroutine.borrow_mut() = Some(coroutine);
-        *task.give_up.borrow_mut() = give_up;
         self.ready.borrow_mut().push_back(task.id.index);
     }
 
@@ -364,6 +363,7 @@ impl Core {
             }
             if self.cancelled.get() && self.live() == 0 && self.mailbox.is_empty() {
                 self.mailbox.close();
+                self.driver.borrow_mut().end();
                 return;
             }
             if self.ready.borrow().is_empty() {
@@ -390,7 +390,8 @@ impl Core {
 
     fn idle(&self) {
         if !self.spin.is_zero() {
-            let end_ns = self.now_ns() + u64::try_from(self.spin.as_nanos()).unwrap_or(0);
+            let spin_ns = u64::try_from(self.spin.as_nanos()).unwrap_or(NEVER);
+            let end_ns = self.now_ns().saturating_add(spin_ns);
             loop {
                 self.poll(Wait::No);
                 self.fire_timers();
@@ -476,28 +477,17 @@ impl Core {
                 Message::Wake(id) => self.wake(id),
                 Message::IoDone { task, result } => self.complete_io(task, result),
                 Message::Spawn { body, result } => match self.reserve() {
-                    Ok(place) => self.start(place, body, Some(result.as_give_up())),
+                    Ok(place) => self.start(place, body),
                     Err(error) => {
                         result.refuse(error);
-                        contain(|| drop(body));
+                        self.refused.add(body);
                     }
                 },
                 Message::Forget(key, fd) => self.forget_socket(key, fd),
-                Message::Look => self.look(),
-            }
-        }
-    }
-
-    /// Follows the flags that shutdown sets.
-    fn look(&self) {
-        if self.mailbox.cancel.load(Ordering::Acquire) {
-            self.cancel();
-        }
-        if self.mailbox.abandon.load(Ordering::Acquire) && !self.given_up.replace(true) {
-            let tasks = self.tasks.borrow();
-            for task in tasks.slots.iter().filter_map(|slot| slot.task.as_ref()) {
-                if let Some(result) = task.give_up.borrow_mut().take() {
-                    result.give_up();
+                Message::Look => {
+                    if self.mailbox.cancel.load(Ordering::Acquire) {
+                        self.cancel();
+                    }
                 }
             }
         }

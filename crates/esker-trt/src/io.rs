@@ -40,6 +40,8 @@ pub enum WriteMode {
 
 /// Linux takes so many vectors in one call; more is a short transfer.
 const VECTORS_MAX: usize = 1024;
+/// The kernel's own limit; what lies beyond means the position of the file to a ring.
+const OFFSET_MAX: u64 = i64::MAX.cast_unsigned();
 /// The longest transfer that a task makes itself, in bytes: others of its core wait meanwhile.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
@@ -162,6 +164,9 @@ pub(crate) fn send_together(
 
 /// Runs one request of so many bytes to its end. The memory it names outlives the call (S1).
 fn transfer(request: IoRequest, bytes: usize) -> Result<usize> {
+    if request.offset > OFFSET_MAX {
+        return Err(Error::from_raw_os_error(libc::EINVAL));
+    }
     let inline = bytes <= INLINE_BYTES_MAX && context::with(Core::is_inline) == Some(true);
     if inline {
         return transferred(run_inline(&request));

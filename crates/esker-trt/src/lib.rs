@@ -36,6 +36,18 @@
 //! is_send(esker_trt::local::Notify::new());
 //! ```
 //!
+//! The receiver of a [`sync::channel`] may go elsewhere, and two threads or cores cannot share it:
+//!
+//! ```
+//! fn is_send<T: Send>(_: T) {}
+//! is_send(esker_trt::sync::channel::<u32>(1).1);
+//! ```
+//!
+//! ```compile_fail
+//! fn is_sync<T: Sync>(_: T) {}
+//! is_sync(esker_trt::sync::channel::<u32>(1).1);
+//! ```
+//!
 //! # Rules for tasks
 //! - Cooperative: a task that computes for long calls [`yield_now`]; one that a peer can keep busy counts it ([`work`]).
 //! - Nothing that is not made for it is held over a suspension: no `parking_lot` or `std` guard
@@ -53,6 +65,7 @@ pub mod local;
 pub mod net;
 mod offload;
 mod overflow;
+mod refused;
 mod runtime;
 pub mod sim;
 mod sockets;

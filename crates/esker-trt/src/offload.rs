@@ -7,7 +7,7 @@
 //!
 //! # Concurrency
 //! One pool for all cores of a run-time. Threads start when a job finds none idle, up to the
-//! limit, and end when the run-time is dropped.
+//! limit, and end when the last core of the run-time has.
 #![expect(unsafe_code, reason = "runs jobs that point into frames of parked tasks")]
 
 use crate::context;
@@ -42,7 +42,11 @@ struct Queue {
     closed: bool,
 }
 
-pub(crate) struct HelperPool {
+/// What the cores hold; helpers end, when they have done what is queued, behind the last one.
+pub(crate) struct HelperPool(Arc<Shared>);
+
+/// What helpers hold.
+struct Shared {
     queue: Lock<Queue>,
     posted: Condvar,
     threads_max: usize,
@@ -50,19 +54,22 @@ pub(crate) struct HelperPool {
 
 impl HelperPool {
     pub(crate) fn new(threads_max: usize) -> Arc<Self> {
-        Arc::new(HelperPool {
+        Arc::new(HelperPool(Arc::new(Shared {
             queue: Lock::default(),
             posted: Condvar::new(),
             threads_max: threads_max.max(1),
-        })
+        })))
     }
+}
 
-    /// Ends the helpers when they have done what is queued.
-    pub(crate) fn close(&self) {
-        self.queue.lock().closed = true;
-        self.posted.notify_all();
+impl Drop for HelperPool {
+    fn drop(&mut self) {
+        self.0.queue.lock().closed = true;
+        self.0.posted.notify_all();
     }
+}
 
+impl Shared {
     fn post(self: &Arc<Self>, job: Job) {
         let mut queue = self.queue.lock();
         // Under the lock: what is in the queue waits for somebody who is there.
@@ -180,7 +187,7 @@ fn post(work: Work) -> bool {
     });
     let Some((helpers, mailbox, task)) = found.flatten() else { return false };
     // Not inside: without a helper the job runs here, and what it calls may suspend the task.
-    helpers.post(Job { work, mailbox, task });
+    helpers.0.post(Job { work, mailbox, task });
     true
 }
 

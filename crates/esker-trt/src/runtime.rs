@@ -24,6 +24,7 @@ use crate::wake::{Mailbox, Message};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
 use esker_base::{Error, ErrorKind, Result};
+use owed::Owed;
 use parking_lot::{Condvar, Mutex as Lock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -34,6 +35,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+mod owed;
 mod probe;
 
 #[derive(Debug, Default)]
@@ -44,6 +46,7 @@ struct Ended {
 
 struct CoreHandle {
     mailbox: Arc<Mailbox>,
+    owed: Owed,
     thread: Lock<Option<JoinHandle<()>>>,
     words: String,
 }
@@ -53,7 +56,6 @@ pub struct Runtime {
     cores: Vec<CoreHandle>,
     facility: Facility,
     refused: Vec<(Facility, String)>,
-    helpers: Arc<HelperPool>,
     ended: Arc<Ended>,
     next: AtomicUsize,
     shut: AtomicBool,
@@ -78,12 +80,11 @@ impl Runtime {
             let attempt = probe::probe(*facility, &config)
                 .and_then(|()| start_cores(*facility, &config, cores, &processors));
             match attempt {
-                Ok((cores, helpers, ended)) => {
+                Ok((cores, ended)) => {
                     return Ok(Runtime {
                         cores,
                         facility: *facility,
                         refused,
-                        helpers,
                         ended,
                         next: AtomicUsize::new(0),
                         shut: AtomicBool::new(false),
@@ -136,8 +137,12 @@ impl Runtime {
         match self.cores.get(usize::from(core.0)) {
             Some(core) => {
                 let result = promise.result_cell();
-                let body = Box::new(move || promise.set(run_caught(body)));
-                core.mailbox.post(Message::Spawn { body, result });
+                if core.owed.add(&result) {
+                    let body = Box::new(move || promise.set(run_caught(body)));
+                    core.mailbox.post(Message::Spawn { body, result });
+                } else {
+                    promise.set(Err(Error::new(ErrorKind::Closed, "spawn task")));
+                }
             }
             None => promise.set(Err(Error::invalid("spawn task", format!("no core {core}")))),
         }
@@ -159,7 +164,7 @@ impl Runtime {
     ///
     /// # Errors
     /// `Timeout`, naming the cores whose tasks have not ended. They are left running, and their
-    /// results fail with `Cancelled`.
+    /// results fail with `Cancelled`, whatever they do; so do those of tasks that have not begun.
     pub fn shutdown(&self) -> Result<()> {
         for core in &self.cores {
             core.mailbox.cancel.store(true, Ordering::Release);
@@ -172,10 +177,9 @@ impl Runtime {
             return Ok(());
         }
         if !self.ended.wait(self.cores.len(), self.shutdown_limit) {
-            for core in &self.cores {
-                core.mailbox.abandon.store(true, Ordering::Release);
-                core.mailbox.post(Message::Look);
-            }
+            // Not by the cores themselves: one whose task blocks its thread does nothing any more.
+            self.cores.iter().for_each(|core| core.owed.give_up());
+            // For tasks that waited for one of these results.
             self.ended.wait(self.cores.len(), Duration::from_secs(1));
         }
         let mut left = Vec::new();
@@ -190,7 +194,6 @@ impl Runtime {
             }
         }
         if left.is_empty() {
-            self.helpers.close();
             return Ok(());
         }
         let context = format!("tasks did not end and were left running on {}", left.join(", "));
@@ -239,7 +242,7 @@ fn refusals(refused: &[(Facility, String)]) -> String {
     words.join(", ")
 }
 
-type Started = (Vec<CoreHandle>, Arc<HelperPool>, Arc<Ended>);
+type Started = (Vec<CoreHandle>, Arc<Ended>);
 
 fn start_cores(
     facility: Facility,
@@ -272,7 +275,7 @@ fn start_cores(
             }
         }
     }
-    Ok((cores, helpers, ended))
+    Ok((cores, ended))
 }
 
 struct CorePlan {
@@ -299,7 +302,7 @@ impl CorePlan {
             .map_err(|error| format!("start thread: {error}"))?;
         let words =
             receiver.recv_timeout(limit).map_err(|_| format!("no answer within {limit:?}"))??;
-        Ok(CoreHandle { mailbox, thread: Lock::new(Some(thread)), words })
+        Ok(CoreHandle { mailbox, owed: Owed::default(), thread: Lock::new(Some(thread)), words })
     }
 
     fn run(self, mailbox: Arc<Mailbox>, started: &mpsc::Sender<Result<String, String>>) {

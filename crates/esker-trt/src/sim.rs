@@ -152,7 +152,7 @@ pub fn run<T: 'static>(seed: u64, body: impl FnOnce() -> T + 'static) -> SimRepo
             result.set(Some(run_caught(body)));
             ended.set(true);
         };
-        core.start(place, body, None);
+        core.start(place, body);
     });
     let ending = core.run_simulated(&|| ended.get());
     // Before the unwinding, which would leave a result of its own.

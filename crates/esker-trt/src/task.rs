@@ -6,8 +6,8 @@
 //! - I2: a task is in the ready queue at most once: when its state is `Ready` or `Yielded`.
 //! - I3: the result cell of a task is filled exactly once: with its value, its panic, or, when the
 //!   task is given up, with `Cancelled`.
-//! - I4: nothing that a task leaves behind, a value that nobody takes or what a panic carried, is dropped on the
-//!   scheduler's stack or unwinds into it.
+//! - I4: nothing that a task leaves behind, a value that nobody takes, what a panic carried, or what it would have run
+//!   had it not been refused, is dropped on the scheduler's stack (while there are tasks to run) or unwinds into it.
 
 use crate::context;
 use crate::sockets::SocketKey;
@@ -20,7 +20,6 @@ use esker_base::{Error, ErrorKind, Result};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 /// A task of one core; the generation tells it from earlier ones in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,14 +57,6 @@ pub(crate) struct Task {
     pub(crate) armed_ns: Cell<u64>,
     /// What a parked task waits for, for reports.
     pub(crate) waits_for: Cell<&'static str>,
-    /// Fails the result of a task that is given up at shutdown.
-    pub(crate) give_up: RefCell<Option<Arc<dyn GiveUp>>>,
-}
-
-/// A result that can be failed without the task that owes it.
-pub(crate) trait GiveUp: Send + Sync {
-    /// Fails the result with `Cancelled` unless it is there.
-    fn give_up(&self);
 }
 
 impl Task {
@@ -81,7 +72,6 @@ impl Task {
             deadline_ns: Cell::new(NEVER),
             armed_ns: Cell::new(NEVER),
             waits_for: Cell::new("start"),
-            give_up: RefCell::new(None),
         }
     }
 
@@ -218,7 +208,7 @@ pub fn spawn<T: 'static>(body: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     match place {
         Ok(place) => {
             let body = move || promise.set(run_caught(body));
-            context::with_task(|core, _| core.start(place, body, None));
+            context::with_task(|core, _| core.start(place, body));
         }
         Err(error) => {
             // Not inside: what it holds may suspend the task when it is dropped.

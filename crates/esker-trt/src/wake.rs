@@ -10,18 +10,19 @@
 //!   steps, so that at least one sees the other ([`SleepCell`], checked with loom).
 //! - I2: waking is a token: a wake-up that comes before the wait makes the wait return at once.
 //!   Waits may also return for no reason, so every waiter looks at its condition again.
-//! - I3: after a mailbox is closed, whatever is still posted there is dropped, by the core or by
-//!   the poster; a dropped promise fails its future, so nobody waits for a core that is gone.
+//! - I3: after a mailbox is closed, whatever is still posted there is refused and dropped, by the core, which has no task
+//!   any more that this could hold up, or by the poster; so nobody waits for a core that is gone.
 //!
 //! # Concurrency
 //! Everything here may be used from any thread. No lock is held while a waiter runs.
 
 use crate::context;
 use crate::stack::Guard;
-use crate::task::{GiveUp, TaskId};
+use crate::task::{TaskId, contain};
 use crossbeam_queue::SegQueue;
 use esker_base::ids::CoreId;
 use esker_base::sync::atomic::{AtomicU32, Ordering, fence};
+use esker_base::{Error, ErrorKind};
 use parking_lot::{Condvar, Mutex as Lock};
 use std::cell::OnceCell;
 use std::fmt;
@@ -69,12 +70,13 @@ impl SleepCell {
 }
 
 /// The result cell of a task started from elsewhere.
-pub(crate) trait RemoteResult: GiveUp {
-    /// The task could not be started.
-    fn refuse(&self, error: esker_base::Error);
-    /// The same cell, for the task to keep.
-    fn as_give_up(self: Arc<Self>) -> Arc<dyn GiveUp>;
+pub(crate) trait RemoteResult: Send + Sync {
+    /// Fails the result, unless it is there, without the task that owes it: that was not started, or does not end.
+    fn refuse(&self, error: Error);
 }
+
+/// What a task started from elsewhere runs.
+pub(crate) type RemoteBody = Box<dyn FnOnce() + Send>;
 
 /// What can be posted to a core.
 pub(crate) enum Message {
@@ -83,10 +85,10 @@ pub(crate) enum Message {
     /// A helper thread finished the disk call of a task.
     IoDone { task: u32, result: i32 },
     /// Start a task.
-    Spawn { body: Box<dyn FnOnce() + Send>, result: Arc<dyn RemoteResult> },
+    Spawn { body: RemoteBody, result: Arc<dyn RemoteResult> },
     /// Forget a socket that was closed on another thread.
     Forget(crate::sockets::SocketKey, OwnedFd),
-    /// Look at the cancel and abandon flags.
+    /// Look at the cancel flag.
     Look,
 }
 
@@ -98,7 +100,6 @@ pub(crate) struct Mailbox {
     /// Written to rouse the core; none in a simulation, where nobody else runs.
     pub(crate) eventfd: Option<OwnedFd>,
     pub(crate) cancel: AtomicBool,
-    pub(crate) abandon: AtomicBool,
     closed: AtomicBool,
     guard: AtomicU8,
 }
@@ -111,7 +112,6 @@ impl Mailbox {
             sleep: SleepCell::new(),
             eventfd,
             cancel: AtomicBool::new(false),
-            abandon: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             guard: AtomicU8::new(0),
         }
@@ -136,6 +136,11 @@ impl Mailbox {
 
     /// Posts and, if the core sleeps, rouses it.
     pub(crate) fn post(&self, message: Message) {
+        // Who posts what holds nothing may be a scheduler, on whose stack nothing of others is dropped.
+        let holds = matches!(message, Message::Spawn { .. } | Message::Forget(..));
+        if !holds && self.is_closed() {
+            return;
+        }
         self.inbox.push(message);
         if self.sleep.must_rouse()
             && let Some(eventfd) = &self.eventfd
@@ -143,19 +148,31 @@ impl Mailbox {
             // The counter cannot overflow, and nothing else can go wrong with a live eventfd.
             let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes_for_kernel());
         }
-        if self.closed.load(std::sync::atomic::Ordering::SeqCst) {
+        if holds && self.is_closed() {
             self.drain();
         }
     }
 
-    /// Drops what is posted now or later (I3).
+    /// Refuses what is posted now or later (I3).
     pub(crate) fn close(&self) {
         self.closed.store(true, std::sync::atomic::Ordering::SeqCst);
         self.drain();
     }
 
+    fn is_closed(&self) -> bool {
+        self.closed.load(std::sync::atomic::Ordering::SeqCst)
+    }
+
     fn drain(&self) {
-        while self.inbox.pop().is_some() {}
+        let mut bodies = Vec::new();
+        while let Some(message) = self.inbox.pop() {
+            if let Message::Spawn { body, result } = message {
+                result.refuse(Error::new(ErrorKind::Closed, "spawn task"));
+                bodies.push(body);
+            }
+        }
+        // When nobody waits for a result any more: what is dropped may wait for who did.
+        bodies.into_iter().for_each(|body| contain(|| drop(body)));
     }
 }
 

@@ -163,6 +163,14 @@ impl Driver {
         }
     }
 
+    /// After the last poll: what tasks disarmed last is closed when this returns.
+    pub(crate) fn end(&mut self) {
+        match self {
+            Driver::Uring(driver) => driver.end(),
+            Driver::Aio(_) | Driver::Sync(_) | Driver::None => {}
+        }
+    }
+
     /// Submits what was taken, and collects what has happened.
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         match self {

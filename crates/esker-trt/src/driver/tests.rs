@@ -7,6 +7,8 @@ use crate::wake::{Mailbox, Message};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
 use rustix::event::{EventfdFlags, eventfd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -71,4 +73,38 @@ fn mail_heard_of_while_a_full_queue_is_handed_over_ends_the_wait() {
     // The timer of the wait needs the entry; to hand the watch over tells of the mail.
     let waited = waits(&mut ring);
     assert!(waited < Duration::from_secs(1), "{waited:?}");
+}
+
+#[test]
+fn a_poll_that_is_left_out_for_long_is_counted_without_end() {
+    let mailbox = Mailbox::new(CoreId(0), None);
+    let mut epoll = epoll::Epoll::new(&mailbox).unwrap();
+    epoll.skipped_for_ever();
+    assert!(epoll.poll(Wait::No, &mut Vec::new()).is_ok());
+}
+
+/// In a child process, which ends: this test binary calls itself.
+#[test]
+fn a_ring_that_takes_nothing_any_more_ends_the_process() {
+    const CHILD: &str = "ESKER_TRT_RING";
+    const NAME: &str = "driver::tests::a_ring_that_takes_nothing_any_more_ends_the_process";
+    let Some((_mailbox, mut ring)) = full_ring() else { return };
+    if std::env::var_os(CHILD).is_some() {
+        ring.lose();
+        return ring.disarm(SocketKey { index: 0, generation: 0 });
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(CHILD, "fails")
+        .spawn()
+        .unwrap();
+    let ended = (0..500).find_map(|_| {
+        crate::sleep(Duration::from_millis(10));
+        child.try_wait().unwrap()
+    });
+    if ended.is_none() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert_eq!(ended.map(|status| status.signal()), Some(Some(libc::SIGABRT)));
 }

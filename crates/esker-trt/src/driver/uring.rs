@@ -16,6 +16,7 @@
 //! completed with the kernel's error.
 #![expect(unsafe_code, reason = "pushes requests whose buffers the kernel will use")]
 
+use crate::die::die;
 use crate::driver::{Event, IoKind, IoRequest, Round, Wait, epoll, left_until, pack, unpack};
 use crate::sockets::SocketKey;
 use crate::wake::Mailbox;
@@ -120,10 +121,10 @@ impl Uring {
                 self.unsubmitted += 1;
                 return;
             }
-            // The queue is full: hand it over. Errors show again at the next poll. Completions
-            // are taken too, because a kernel that is short of room for them takes no requests.
-            if self.enter(0).is_err() {
-                std::thread::yield_now();
+            // The queue is full: hand it over. Completions are taken too, because a kernel that is short of room for
+            // them takes no requests.
+            if let Err(error) = self.enter(0) {
+                die(format_args!("esker-trt: a ring takes no requests any more: {error}"));
             }
             let mut early = std::mem::take(&mut self.early);
             self.reap(&mut early);
@@ -255,6 +256,12 @@ impl Uring {
         }
     }
 
+    /// As if the kernel had lost the ring.
+    #[cfg(test)]
+    pub(crate) fn lose(&mut self) {
+        self.enter_as = (-1, 0);
+    }
+
     fn pending(&mut self) -> u32 {
         u32::try_from(self.ring.submission().len()).unwrap_or(0)
     }
@@ -294,6 +301,22 @@ impl Uring {
         self.reap(events);
         self.round.looked(self.in_flight > 0);
         Ok(())
+    }
+
+    /// Hands over what was pushed last, and once more for the deferred work that lets go what was cancelled: the kernel
+    /// takes a ring down when it likes, and a socket that it still watched would stay open until then.
+    pub(crate) fn end(&mut self) {
+        loop {
+            let left = self.unsubmitted;
+            if self.enter(0).is_err() || left == 0 {
+                return;
+            }
+            self.reap(&mut Vec::new());
+            // Nothing goes any more.
+            if self.unsubmitted == left {
+                return;
+            }
+        }
     }
 
     fn reap(&mut self, events: &mut Vec<Event>) {

@@ -187,3 +187,33 @@ fn reads_may_be_asked_for_by_who_is_told_of_others() {
     );
     assert_eq!((told, first, second), (40, [5; 100], [5; 100]));
 }
+
+/// The last offset means the position of the file to some system calls.
+#[test]
+fn no_offset_stands_for_the_position_of_the_file() {
+    each_facility(|runtime| {
+        let numbers = runtime.spawn(|| {
+            let file = file();
+            let fd = file.as_fd();
+            let whole = vec![7; 100_000];
+            write_vectored_at(fd, &[IoSlice::new(&whole)], 0, WriteMode::Plain).unwrap();
+            let mut numbers = Vec::new();
+            for offset in [u64::MAX, 1 << 63] {
+                // Short ones, and one that no task makes itself.
+                for length in [1, 90_000] {
+                    let mut buf = vec![0; length];
+                    let read = read_at(fd, &mut buf, offset);
+                    let bufs = [IoSlice::new(&buf)];
+                    let written = write_vectored_at(fd, &bufs, offset, WriteMode::Plain);
+                    numbers
+                        .extend([read, written].map(|result| result.map_err(|e| e.raw_os_error())));
+                }
+            }
+            let mut back = vec![0; 100_001];
+            assert_eq!(read_at(fd, &mut back, 0).unwrap(), 100_000);
+            assert_eq!(back[..100_000], whole);
+            numbers
+        });
+        assert_eq!(numbers.join().unwrap(), [Err(Some(libc::EINVAL)); 8]);
+    });
+}

@@ -415,3 +415,27 @@ fn a_socket_that_finds_no_descriptor_to_move_with_is_forgotten_when_it_goes() {
     theirs.set_deadline(Some(Duration::from_secs(20)));
     assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the connection has ended");
 }
+
+/// The kernel takes rings down at its leisure, and what they watch is open until then.
+#[test]
+fn a_port_that_a_task_listened_at_is_free_after_the_shutdown() {
+    for _ in 0..20 {
+        each_facility(|runtime| {
+            // An address of its own: nobody else takes the port.
+            let listener = TcpListener::bind("127.0.44.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let listener = Listener::try_from(listener).unwrap();
+            let listens = std::sync::Arc::new(crate::sync::Gate::new());
+            let inner = std::sync::Arc::clone(&listens);
+            let accepts = runtime.spawn(move || {
+                drop(spawn(move || inner.open()));
+                listener.accept().map(drop)
+            });
+            listens.wait();
+            runtime.shutdown().unwrap();
+            accepts.join().unwrap().unwrap_err();
+            // With SO_REUSEADDR, as the library has it.
+            TcpListener::bind(address).unwrap();
+        });
+    }
+}

@@ -3,12 +3,12 @@
 use crate::config::{Config, Facility};
 use crate::context;
 use crate::runtime::Runtime;
-use crate::task::GiveUp;
-use crate::wake::Message;
+use crate::task::RemoteJoin;
+use crate::wake::{Message, RemoteResult};
 use crate::{in_task, is_cancelled, sleep, spawn, yield_now};
-use esker_base::ErrorKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
+use esker_base::{Error, ErrorKind};
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::panic_any;
@@ -213,6 +213,36 @@ fn a_task_that_does_not_end_is_left_and_reported() {
 }
 
 #[test]
+fn results_of_a_core_that_never_comes_round_fail_when_the_shutdown_gives_up() {
+    for facility in Facility::ALL {
+        let config = Config {
+            facilities: vec![facility],
+            shutdown_limit: Duration::from_millis(100),
+            ..Config::default()
+        };
+        let runtime = Runtime::start(config).unwrap();
+        let began = Arc::new(crate::sync::Gate::new());
+        let inner = Arc::clone(&began);
+        let waits = runtime.spawn(|| crate::sync::Gate::new().wait());
+        let blocks = runtime.spawn(move || {
+            inner.open();
+            loop {
+                std::thread::park();
+            }
+        });
+        began.wait();
+        let in_the_mailbox = runtime.spawn(|| ());
+        assert_eq!(runtime.shutdown().unwrap_err().kind(), ErrorKind::Timeout);
+        let late = runtime.spawn(|| ());
+        let all = [waits, blocks, in_the_mailbox, late];
+        assert!(comes(|| all.iter().all(RemoteJoin::is_finished)), "{all:?}");
+        let kinds = all.map(|join| join.join().unwrap_err().kind());
+        let given_up = ErrorKind::Cancelled;
+        assert_eq!(kinds, [given_up, given_up, given_up, ErrorKind::Closed]);
+    }
+}
+
+#[test]
 fn too_many_tasks_are_refused_at_their_join() {
     let config = Config { tasks_max: 2, ..Config::default() };
     let runtime = Runtime::start(config).unwrap();
@@ -222,6 +252,18 @@ fn too_many_tasks_are_refused_at_their_join() {
         (first.join().unwrap(), second.join().unwrap_err().kind())
     });
     assert_eq!(kinds.join().unwrap(), (1, ErrorKind::OutOfMemory));
+}
+
+#[test]
+fn a_task_may_capture_more_than_a_context_switch_carries() {
+    each_facility(|runtime| {
+        let sum = runtime.spawn(|| {
+            let bytes = [3_u8; 4096];
+            spawn(move || bytes.iter().map(|byte| usize::from(*byte)).sum::<usize>()).join()
+        });
+        assert_eq!(sum.join().unwrap().unwrap(), 3 * 4096);
+        runtime.shutdown().unwrap();
+    });
 }
 
 /// Suspends the task that drops it.
@@ -241,6 +283,56 @@ fn what_a_refused_task_holds_may_suspend_when_it_is_dropped() {
         spawn(move || drop(held)).join().unwrap_err().kind()
     });
     assert_eq!(kind.join().unwrap(), ErrorKind::OutOfMemory);
+}
+
+/// Locks a mutex when it is dropped.
+struct Locks(Arc<crate::sync::Mutex<u32>>);
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        *self.0.lock() += 1;
+    }
+}
+
+/// Waits for at most some seconds; whether it came.
+fn comes(what: impl Fn() -> bool) -> bool {
+    (0..500).any(|_| {
+        sleep(Duration::from_millis(10));
+        what()
+    })
+}
+
+#[test]
+fn what_a_task_refused_from_a_thread_holds_may_wait_for_a_task_when_it_is_dropped() {
+    for facility in Facility::ALL {
+        let config = Config {
+            tasks_max: 1,
+            facilities: vec![facility],
+            shutdown_limit: Duration::from_secs(1),
+            ..Config::default()
+        };
+        let runtime = Runtime::start(config).unwrap();
+        let shared = Arc::new(crate::sync::Mutex::new(0));
+        let (locked, refused) =
+            (Arc::new(crate::sync::Gate::new()), Arc::new(crate::sync::Gate::new()));
+        let (mine, tells, waits) = (Arc::clone(&shared), Arc::clone(&locked), Arc::clone(&refused));
+        let holder = runtime.spawn(move || {
+            let guard = mine.lock();
+            tells.open();
+            waits.wait();
+            drop(guard);
+        });
+        locked.wait();
+        let held = [Locks(Arc::clone(&shared)), Locks(Arc::clone(&shared))];
+        let late = held.map(|held| runtime.spawn(move || drop(held)));
+        assert!(comes(|| late.iter().all(RemoteJoin::is_finished)), "the core is held up");
+        let kinds = late.map(|late| late.join().unwrap_err().kind());
+        assert_eq!(kinds, [ErrorKind::OutOfMemory; 2]);
+        refused.open();
+        assert!(comes(|| holder.is_finished()), "the core waits for its own task");
+        assert!(comes(|| *shared.lock() == 2), "what they held was dropped");
+        runtime.shutdown().unwrap();
+    }
 }
 
 #[test]
@@ -338,12 +430,30 @@ fn limits_may_be_for_ever() {
     }
 }
 
-/// Panics on the stack of the scheduler that gives its task up.
-struct PanicsWhenGivenUp;
+#[test]
+fn an_idle_core_may_spin_for_ever() {
+    for spin in [Duration::from_nanos(u64::MAX), Duration::MAX] {
+        for facility in Facility::ALL {
+            let config = Config { facilities: vec![facility], spin, ..Config::default() };
+            let runtime = Runtime::start(config).unwrap();
+            for value in 0..3 {
+                sleep(Duration::from_millis(2));
+                assert_eq!(runtime.spawn(move || value).join().unwrap(), value);
+            }
+            sleep(Duration::from_millis(50));
+            let sleeps = runtime.cores.iter().any(|core| core.mailbox.sleep.must_rouse());
+            assert!(!sleeps, "{facility} sleeps");
+            runtime.shutdown().unwrap();
+        }
+    }
+}
 
-impl GiveUp for PanicsWhenGivenUp {
-    fn give_up(&self) {
-        panic!("given up");
+/// Panics on the stack of the scheduler that refuses its task.
+struct PanicsWhenRefused;
+
+impl RemoteResult for PanicsWhenRefused {
+    fn refuse(&self, _: Error) {
+        panic!("refused");
     }
 }
 
@@ -351,7 +461,8 @@ impl GiveUp for PanicsWhenGivenUp {
 fn panic_of_a_scheduler() {
     // Until nobody can read what is said here.
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
-    let runtime = runtime(Facility::Sync, 1);
+    let facilities = vec![Facility::Sync];
+    let runtime = Runtime::start(Config { tasks_max: 2, facilities, ..Config::default() }).unwrap();
     let (held, dropped) = std::sync::mpsc::channel::<()>();
     drop(runtime.spawn(move || {
         let (called, calls) = std::sync::mpsc::channel();
@@ -367,15 +478,13 @@ fn panic_of_a_scheduler() {
         while calls.try_recv().is_err() {
             yield_now();
         }
-        context::with(|core| {
-            let place = core.reserve().unwrap();
-            let waits_for_ever = || {
-                context::park_task("nothing", None);
-            };
-            core.start(place, waits_for_ever, Some(Arc::new(PanicsWhenGivenUp)));
-            core.mailbox().abandon.store(true, Ordering::Release);
-            core.mailbox().post(Message::Look);
-        });
+        let one_too_many =
+            Message::Spawn { body: Box::new(|| ()), result: Arc::new(PanicsWhenRefused) };
+        context::with(|core| core.mailbox().post(one_too_many));
+        // It still is one of the two when the mailbox is looked at.
+        loop {
+            yield_now();
+        }
     }));
     // Ends when the frame of the task that waits was dropped, which must not be: nothing is ever sent.
     let _ = dropped.recv();

@@ -236,3 +236,13 @@ fn a_task_that_never_ran_drops_what_it_holds_once() {
     report.outcome.unwrap();
     assert_eq!(dropped.get(), 1);
 }
+
+#[test]
+fn the_body_and_its_tasks_may_capture_a_lot() {
+    let bytes = [3_u8; 4096];
+    let report = run(14, move || {
+        let more = [4_u8; 2048];
+        spawn(move || more[7]).join().unwrap() + bytes[7]
+    });
+    assert_eq!(report.outcome.unwrap(), 7);
+}

@@ -4,8 +4,10 @@ use crate::task::{cancelled_error, is_cancelled};
 use crate::wake::{self, Waker};
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex as Lock;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 struct State<T> {
@@ -22,8 +24,8 @@ struct Shared<T>(Lock<State<T>>);
 /// The sending side. Clones send to the same receiver.
 pub struct Sender<T>(Arc<Shared<T>>);
 
-/// The receiving side.
-pub struct Receiver<T>(Arc<Shared<T>>);
+/// The receiving side. It may go to another thread, but is one at a time's: one waker is remembered.
+pub struct Receiver<T>(Arc<Shared<T>>, PhantomData<Cell<()>>);
 
 /// A message that could not be sent, and why: `Closed` or `Cancelled`.
 pub struct SendError<T> {
@@ -44,7 +46,7 @@ pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
         receiver: None,
         waiting_senders: VecDeque::new(),
     })));
-    (Sender(Arc::clone(&shared)), Receiver(shared))
+    (Sender(Arc::clone(&shared)), Receiver(shared, PhantomData))
 }
 
 impl<T> Sender<T> {

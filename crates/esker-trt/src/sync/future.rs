@@ -1,6 +1,5 @@
 //! A value that one side promises and the other waits for.
 
-use crate::task::GiveUp;
 use crate::wake::{self, RemoteResult, Waker};
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex as Lock;
@@ -32,20 +31,9 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T: Send> GiveUp for Shared<Result<T>> {
-    fn give_up(&self) {
-        self.put(State::Full(Err(Error::new(ErrorKind::Cancelled, "run task")
-            .context("still blocked when the shutdown's time was over"))));
-    }
-}
-
-impl<T: Send + 'static> RemoteResult for Shared<Result<T>> {
+impl<T: Send> RemoteResult for Shared<Result<T>> {
     fn refuse(&self, error: Error) {
         self.put(State::Full(Err(error)));
-    }
-
-    fn as_give_up(self: Arc<Self>) -> Arc<dyn GiveUp> {
-        self
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::wake::SleepCell;
 #[cfg(not(loom))]
-use crate::wake::{Waker, park};
+use crate::wake::{Mailbox, Message, Waker, park};
+#[cfg(not(loom))]
+use esker_base::{ErrorKind, Result, ids::CoreId};
 
 #[cfg(loom)]
 #[test]
@@ -92,4 +94,33 @@ fn a_destructor_of_a_thread_that_ends_may_wait() {
         drop(Waker::current());
     });
     thread.unwrap().join().unwrap();
+}
+
+/// Waits for the result of another task and panics when it is dropped.
+#[cfg(not(loom))]
+struct WaitsAndPanics(Option<crate::sync::Future<Result<()>>>);
+
+#[cfg(not(loom))]
+impl Drop for WaitsAndPanics {
+    fn drop(&mut self) {
+        let waits = self.0.take().unwrap();
+        assert_eq!(waits.wait().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        panic!("dropped");
+    }
+}
+
+#[cfg(not(loom))]
+#[test]
+fn what_is_in_a_mailbox_that_closes_may_wait_for_what_stands_behind_it_and_panic() {
+    let mailbox = Mailbox::new(CoreId(0), None);
+    let (first, first_ends) = crate::sync::promise::<Result<()>>();
+    let (second, second_ends) = crate::sync::promise::<Result<()>>();
+    let (cells, held) =
+        ([first.result_cell(), second.result_cell()], WaitsAndPanics(Some(second_ends)));
+    let [cell, cell_behind] = cells;
+    let body = Box::new(move || drop((held, first)));
+    mailbox.post(Message::Spawn { body, result: cell });
+    mailbox.post(Message::Spawn { body: Box::new(move || drop(second)), result: cell_behind });
+    mailbox.close();
+    assert_eq!(first_ends.wait().unwrap().unwrap_err().kind(), ErrorKind::Closed);
 }
