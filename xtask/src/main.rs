@@ -114,7 +114,7 @@ enum Command {
     Interleave,
     /// Documentation, with warnings denied.
     Doc,
-    /// Licences, bans and advisories of the dependencies, if `cargo-deny` is installed.
+    /// Licences, bans and sources of the dependencies, if `cargo-deny` is installed.
     Deny,
     /// Measurements beside their peers.
     Bench {
