@@ -64,6 +64,11 @@ mod timer;
 mod topology;
 mod wake;
 
+// The kit's, which depends on this crate.
+#[cfg(test)]
+#[path = "../../esker-testkit/src/skipped.rs"]
+mod skipped;
+
 pub use config::{Config, Facility};
 pub use runtime::Runtime;
 pub use task::{
