@@ -1,6 +1,7 @@
 //! A toy store, right and with planted bugs: the explorer must pass the one and catch the others.
 
 use super::*;
+use crate::command::sweep;
 use crate::generator::{Entry, When};
 use crate::mutants;
 use esker_base::checksum::crc32c;
@@ -472,6 +473,15 @@ fn sweeps_catch_calls_that_never_end_and_judge_what_was_acknowledged_before() {
     assert!(report.recoveries >= report.failures, "{report}");
     let report = explorer.sweep_recovery(3, FaultKind::ReadError, false, 500);
     assert!(hangs(&report) > 0, "{report}");
+}
+
+#[test]
+fn a_kind_of_which_no_call_failed_is_told_whatever_others_do() {
+    let _turn = SWITCH.lock();
+    let explorer = Explorer::new(Toy(Bug::None), Config { op_count: 0, ..config() });
+    assert!(sweep(&explorer, &[FaultKind::AnyError]).unwrap() > 0);
+    let words = sweep(&explorer, &[FaultKind::AnyError, FaultKind::FlushError]).unwrap_err();
+    assert!(words.contains("FlushError: no call"), "{words}");
 }
 
 #[cfg(feature = "mutants")]
