@@ -18,7 +18,7 @@ pub mod striped;
 // The kit's, which depends on this crate.
 #[cfg(test)]
 #[path = "../../esker-testkit/src/skipped.rs"]
-mod skipped;
+pub mod skipped;
 
 pub use archive::{Archive, ArchiveWriter, FolderArchive, TarArchive};
 pub use block::{BlockDevice, BlockGeometry, Counters, is_zero};

@@ -67,7 +67,7 @@ mod wake;
 // The kit's, which depends on this crate.
 #[cfg(test)]
 #[path = "../../esker-testkit/src/skipped.rs"]
-mod skipped;
+pub mod skipped;
 
 pub use config::{Config, Facility};
 pub use runtime::Runtime;
