@@ -114,7 +114,7 @@ enum Command {
     Interleave,
     /// Documentation, with warnings denied.
     Doc,
-    /// Licences, bans and advisories of the dependencies, if `cargo-deny` is installed.
+    /// Licences, bans and sources of the dependencies, if `cargo-deny` is installed.
     Deny,
     /// Measurements beside their peers.
     Bench {
@@ -230,7 +230,8 @@ fn run(command: Command) -> Result<()> {
         Command::Lint => run::all(lint()),
         Command::Test { filter } => {
             tests(filter.as_deref())?;
-            units_in_release_mode(filter.as_deref())
+            units_in_release_mode(filter.as_deref())?;
+            skipped()
         }
         Command::Crash { arguments } => run::all([crash(&arguments)]),
         Command::Mutants { arguments } => run::all([mutants(&arguments)]),
@@ -267,27 +268,17 @@ fn check() -> Result<()> {
     let mut others = mutants_of_others();
     others.push(run::example("soak", "soak", &["--gate"]));
     run::beside(vec![mutants_of_depot()], others)?;
-    skipped();
+    skipped()?;
     println!("check: everything passed");
     Ok(())
 }
 
 /// Says which tests had nothing to run on: they pass in silence otherwise.
-fn skipped() {
-    const OPTIONAL: [(&str, &str); 2] = [
-        ("memcached", "replies were not compared with memcached's: it is not installed"),
-        ("losetup", "raw devices and large blocks were not tested: there is no losetup"),
-    ];
-    for (program, words) in OPTIONAL {
-        if !run::is_installed(program) {
-            println!("== skipped: {words}");
-        }
+fn skipped() -> Result<()> {
+    for line in programs::skipped()? {
+        println!("== skipped: {line}");
     }
-    if !run::is_root() {
-        println!(
-            "== skipped: raw devices, large blocks and a full file system were not tested: that needs root"
-        );
-    }
+    Ok(())
 }
 
 fn format_check() -> Step {
@@ -313,6 +304,7 @@ fn doc() -> Step {
 
 /// In two lanes, each of which takes about as long.
 fn tests(filter: Option<&str>) -> Result<()> {
+    programs::forget_skipped()?;
     // Not the examples: they have no tests, and the lints have seen them.
     let all = ["--workspace", "--locked", "--lib", "--bins", "--tests"];
     let built = programs::build("tests with debug assertions", &all)?;

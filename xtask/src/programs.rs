@@ -1,9 +1,10 @@
 //! Programs of tests: cargo builds them, and they run side by side. Many tests wait, for a disk, a peer or a time that has to pass, so one
 //! program after the other leaves processors idle.
 
-use crate::run::{Step, cargo};
+use crate::run::{Step, cargo, target};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -35,8 +36,9 @@ impl Program {
         let package = self.folder.file_name().unwrap_or_default().to_string_lossy();
         let title = format!("tests of {package}, {}", self.target);
         let step = Step::program(title, &self.path, &self.folder).arguments(arguments);
+        let step = step.env("ESKER_SKIPPED", skipped_file());
         match self.waits() {
-            true => step.env("RUST_TEST_THREADS", &(2 * processors()).to_string()),
+            true => step.env("RUST_TEST_THREADS", (2 * processors()).to_string()),
             false => step,
         }
     }
@@ -61,6 +63,22 @@ pub(crate) fn build(title: &'static str, arguments: &[&str]) -> Result<Vec<Progr
         bail!("{title}: cargo built no tests");
     }
     Ok(programs)
+}
+
+/// Where tests say that they are skipped (`skipped` of the test kit).
+fn skipped_file() -> PathBuf {
+    target().join("skipped.txt")
+}
+
+/// From now on nothing counts as skipped.
+pub(crate) fn forget_skipped() -> Result<()> {
+    std::fs::write(skipped_file(), "").context("the file of what is skipped")
+}
+
+/// Which tests said since then that they were skipped, and why, each once: some run in several builds.
+pub(crate) fn skipped() -> Result<BTreeSet<String>> {
+    let text = std::fs::read_to_string(skipped_file()).context("the file of what is skipped")?;
+    Ok(text.lines().map(str::to_owned).collect())
 }
 
 /// Processors that tests may use.

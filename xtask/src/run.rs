@@ -28,11 +28,14 @@ pub(crate) fn cargo(title: &str, arguments: &[&str]) -> Step {
     Step { title: title.to_owned(), command, has_tests: false }
 }
 
+/// Where cargo builds.
+pub(crate) fn target() -> PathBuf {
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
 /// An example that was built in the profile `checked`.
 pub(crate) fn example(title: &str, name: &str, arguments: &[&str]) -> Step {
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let path = target.join("checked/examples").join(name);
+    let path = target().join("checked/examples").join(name);
     Step::program(title.to_owned(), &path, root()).arguments(arguments.iter().copied())
 }
 
@@ -50,7 +53,7 @@ impl Step {
         self
     }
 
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Step {
         self.command.env(name, value);
         self
     }
@@ -148,14 +151,6 @@ pub(crate) fn counts_of_tests(printed: &str) -> impl Iterator<Item = u64> + '_ {
 /// Whether a program is on the path.
 pub(crate) fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
-}
-
-/// Whether this process may mount and make devices.
-pub(crate) fn is_root() -> bool {
-    Command::new("id")
-        .arg("-u")
-        .output()
-        .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == "0")
 }
 
 #[cfg(test)]

@@ -15,6 +15,11 @@ pub mod pmem;
 pub mod sim;
 pub mod striped;
 
+// The kit's, which depends on this crate.
+#[cfg(test)]
+#[path = "../../esker-testkit/src/skipped.rs"]
+pub mod skipped;
+
 pub use archive::{Archive, ArchiveWriter, FolderArchive, TarArchive};
 pub use block::{BlockDevice, BlockGeometry, Counters, is_zero};
 pub use buffer::{BufferPool, IoBuf};

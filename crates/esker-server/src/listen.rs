@@ -345,7 +345,7 @@ mod tests {
     fn as_many_connections_wait_as_the_system_permits() {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         if files.is_some_and(|files| files < 2000) {
-            eprintln!("skipped: the system does not permit so many files");
+            esker_testkit::skipped::because("the system does not permit so many files");
             return;
         }
         let folder = tempfile::tempdir().expect("scratch folder");

@@ -20,6 +20,7 @@ use keys::{Key, Keys};
 use std::fmt::{Debug, Write as _};
 use std::ops::{AddAssign, Bound};
 use std::sync::atomic::{AtomicU64, Ordering};
+use told::Times;
 
 /// Bits of a word that tell the key.
 const KEY_BITS: u32 = 18;
@@ -213,6 +214,26 @@ pub fn judge(calls: Vec<Call>, before: &[State], after: &[State]) -> Result<u64,
         Verdict::TooHard { key } => Err(format!("key {key}: not decided")),
         Verdict::Violation { key, call } => Err(tell(&history, key, call)),
     }
+}
+
+/// Whether each key that a walk without order met twice may have gone and come again meanwhile. `twice`: which, and when the walk was;
+/// `calls` are all that there were.
+///
+/// # Errors
+/// The first key that stood.
+pub fn met_again(calls: &[Call], twice: &[(usize, Times)]) -> Result<(), String> {
+    for (key, (begin, end)) in twice {
+        let deletes = |call: &Call| {
+            call.key == *key as u64
+                && call.action.may_delete()
+                && call.begin < *end
+                && call.end.is_none_or(|ended| ended > *begin)
+        };
+        if !calls.iter().any(deletes) {
+            return Err(format!("a walk ({begin}..{end}) met key {key} twice, which stood"));
+        }
+    }
+    Ok(())
 }
 
 /// A violation, and what was done with its key until then.

@@ -12,4 +12,5 @@ pub mod histories;
 pub mod linearizability;
 pub mod model;
 pub mod mutants;
+pub mod skipped;
 pub mod versions;

@@ -83,6 +83,17 @@ impl Action {
         }
     }
 
+    /// Whether it may have taken away a value that was there.
+    #[must_use]
+    pub fn may_delete(self) -> bool {
+        match self {
+            Action::Set(new) => new.is_none(),
+            Action::Delete(existed) => existed != Some(false),
+            Action::CompareAndSet { new, done, .. } => new.is_none() && done != Some(false),
+            _ => false,
+        }
+    }
+
     /// Whether it can never change a state.
     fn is_read(self) -> bool {
         matches!(self, Action::Read(_))

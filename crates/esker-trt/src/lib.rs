@@ -77,6 +77,11 @@ mod timer;
 mod topology;
 mod wake;
 
+// The kit's, which depends on this crate.
+#[cfg(test)]
+#[path = "../../esker-testkit/src/skipped.rs"]
+pub mod skipped;
+
 pub use config::{Config, Facility};
 pub use runtime::Runtime;
 pub use task::{

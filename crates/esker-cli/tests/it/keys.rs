@@ -118,7 +118,7 @@ fn a_scan_shows_a_range_of_an_ordered_store_both_ways() {
 #[test]
 fn a_store_in_memory_is_made_by_name_and_then_opened_as_it_is() {
     let Some(scratch) = Scratch::in_memory() else {
-        eprintln!("skipped: there is no /dev/shm");
+        esker_testkit::skipped::because("there is no /dev/shm");
         return;
     };
     let put = ["put", "k", "v", "--engine", "flat:cceh", "--size", "64MiB"];

@@ -373,7 +373,7 @@ fn a_star_listens_at_both_kinds_of_addresses() {
         let stream = TcpStream::connect(format!("[::1]:{port}")).expect("connect");
         assert_eq!(chat(stream, "mn\r\nquit\r\n"), "MN\r\n");
     } else {
-        eprintln!("half of it is skipped: there is no IPv6 here");
+        esker_testkit::skipped::because("half of it: there is no IPv6 here");
     }
     assert_eq!(talk(&port, "mn\r\nshutdown\r\n"), "MN\r\n");
     running.ends();
@@ -393,12 +393,12 @@ fn who_can_reach_a_server_is_told_of_listeners_without_tls_too() {
 #[test]
 fn root_may_serve_more_connections_than_files_are_permitted_to_others() {
     if user().is_empty() {
-        eprintln!("skipped: only root raises the bound");
+        esker_testkit::skipped::because("only root raises the bound");
         return;
     }
     let raises = Command::new("sh").args(["-c", "ulimit -n 256 && ulimit -n 2000"]).output();
     if !raises.is_ok_and(|done| done.status.success()) {
-        eprintln!("skipped: this root may not raise the bound");
+        esker_testkit::skipped::because("this root may not raise the bound");
         return;
     }
     let (scratch, port) = (Scratch::new(), port());
@@ -496,7 +496,7 @@ fn help_and_version_are_told_and_mistakes_refused() {
         (&["-Y", "long"], "long: larger than "),
     ] {
         if options.contains(&"no-such-user") && user().is_empty() {
-            eprintln!("skipped: only root changes the user");
+            esker_testkit::skipped::because("only root changes the user");
             continue;
         }
         let ran = scratch.run(&[&["memcached"], options].concat());
@@ -508,7 +508,7 @@ fn help_and_version_are_told_and_mistakes_refused() {
 #[test]
 fn root_becomes_the_user_it_names() {
     if user().is_empty() {
-        eprintln!("skipped: only root changes the user");
+        esker_testkit::skipped::because("only root changes the user");
         return;
     }
     let (scratch, port) = (Scratch::new(), port());

@@ -204,7 +204,7 @@ fn each_facility_serves() {
         // Not permitted, none free or left, or not known.
         let by_system = [1, 11, 12, 38].map(|code| refused.contains(&format!("(os error {code})")));
         if by_system.contains(&true) {
-            eprintln!("skipped: the system refuses {refused}");
+            esker_testkit::skipped::because(format_args!("the system refuses {refused}"));
         } else {
             assert!(serves.starts_with(facility), "{facility} was asked for: {said}");
         }
@@ -325,7 +325,7 @@ fn there_are_descriptors_for_clients_in_shared_memory() {
     let hard = Command::new("sh").args(["-c", "ulimit -Hn"]).output().expect("runs");
     let hard = String::from_utf8_lossy(&hard.stdout).trim().parse::<usize>();
     if hard.is_ok_and(|hard| hard < wanted) {
-        eprintln!("skipped: the system does not permit so many");
+        esker_testkit::skipped::because("the system does not permit so many");
         return;
     }
     let listen = format!("shm://{}", scratch.path("socket").display());

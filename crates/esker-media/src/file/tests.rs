@@ -278,7 +278,7 @@ fn direct_device(path: &Path) -> Option<FileDevice> {
     let device = FileDevice::open(path, options);
     if let Err(error) = &device {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        eprintln!("skipped: no direct I/O here");
+        crate::skipped::because("no direct I/O here");
     }
     device.ok()
 }
@@ -416,7 +416,7 @@ fn a_raw_device_is_claimed_written_and_told_of_discards() {
     let (_folder, path) = folder();
     drop(FileDevice::open(&path, create(4 << 20)).unwrap());
     let Some(raw) = LoopDevice::new(&path) else {
-        eprintln!("skipped: loop devices are not allowed here");
+        crate::skipped::because("loop devices are not allowed here");
         return;
     };
     let device = FileDevice::open(&raw.0, OpenOptions::default()).unwrap();
@@ -469,7 +469,7 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_file_system_is_no_space_and_leaves_no_file() {
     let Some(disk) = SmallDisk::new("size=1m") else {
-        eprintln!("skipped: mounting a small tmpfs is not allowed here");
+        crate::skipped::because("mounting a small tmpfs is not allowed here");
         return;
     };
     let path = disk.0.path().join("device");
@@ -490,7 +490,7 @@ fn growth_without_room_takes_none() {
         .is_ok_and(|status| status.success())
         .then(|| SmallDisk::mount(&["-t", "ext4", "-o", "loop", image.to_str().unwrap()]));
     let Some(disk) = disk.flatten() else {
-        eprintln!("skipped: making and mounting a small ext4 is not allowed here");
+        crate::skipped::because("making and mounting a small ext4 is not allowed here");
         return;
     };
     let path = disk.0.path().join("device");

@@ -56,7 +56,9 @@ fn a_fence_syncs_whole_pages_of_the_system_up_to_the_end() {
     let mut memory = match PmemFile::open(&path, options) {
         Ok(memory) if memory.mode() == PmemMode::Msync => memory,
         other => {
-            eprintln!("skipped: no file here that is mapped without DAX: {other:?}");
+            crate::skipped::because(format_args!(
+                "no file here that is mapped without DAX: {other:?}"
+            ));
             return;
         }
     };
@@ -132,7 +134,7 @@ fn a_second_opener_is_refused() {
 fn main_memory_passes_for_persistent_only_when_asked_for_by_name() {
     let folder = Path::new("/dev/shm");
     let Ok(folder) = tempfile::tempdir_in(folder) else {
-        eprintln!("skipped: no tmpfs at /dev/shm");
+        crate::skipped::because("no tmpfs at /dev/shm");
         return;
     };
     let path = folder.path().join("memory");
@@ -149,7 +151,7 @@ fn main_memory_passes_for_persistent_only_when_asked_for_by_name() {
 #[test]
 fn memory_that_there_is_not_is_refused_before_any_is_taken() {
     let Ok(folder) = tempfile::tempdir_in(Path::new("/dev/shm")) else {
-        eprintln!("skipped: no tmpfs at /dev/shm");
+        crate::skipped::because("no tmpfs at /dev/shm");
         return;
     };
     let of = rustix::fs::statvfs(folder.path()).unwrap();
@@ -166,7 +168,7 @@ fn memory_that_there_is_not_is_refused_before_any_is_taken() {
 #[test]
 fn a_file_in_main_memory_is_allocated_and_zero_whatever_its_pages() {
     let Ok(folder) = tempfile::tempdir_in(Path::new("/dev/shm")) else {
-        eprintln!("skipped: no tmpfs at /dev/shm");
+        crate::skipped::because("no tmpfs at /dev/shm");
         return;
     };
     let path = folder.path().join("memory");
@@ -202,7 +204,7 @@ fn without_dax_a_file_says_that_it_needs_msync() {
     let (_folder, path) = folder();
     let memory = PmemFile::open(&path, options(false)).unwrap();
     if memory.mode() == PmemMode::Direct {
-        eprintln!("skipped: this folder is real persistent memory");
+        crate::skipped::because("this folder is real persistent memory");
         return;
     }
     assert_eq!(memory.mode(), PmemMode::Msync);

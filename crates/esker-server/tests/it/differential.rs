@@ -50,7 +50,9 @@ impl Memcached {
             .stderr(Stdio::null())
             .spawn();
         let Ok(child) = spawned else {
-            eprintln!("skipped: memcached is not installed, so there is nothing to compare with");
+            esker_testkit::skipped::because(
+                "memcached is not installed, so there is nothing to compare with",
+            );
             return None;
         };
         let memcached = Memcached { child, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) };

@@ -43,7 +43,7 @@ pub struct Report {
     pub states: u64,
     /// Distinct states.
     pub distinct_states: u64,
-    /// States inside recoveries.
+    /// States inside recoveries, each as often as it was tried.
     pub nested_states: u64,
     /// Recoveries that ran.
     pub recoveries: u64,

@@ -6,15 +6,15 @@ use crate::generator::{Generator, Op};
 use crate::model::{Allowed, History, Map, Model, Reply};
 use crate::versions::{Known, told};
 use esker_base::rng::Rng;
-use esker_base::{ErrorKind, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_media::sim::{FaultPlan, Image, Initial, SiteVisits};
+use parking_lot::Mutex;
 use std::cell::RefCell;
+use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Begin of the words about a panic.
-pub(super) const PANICKED: &str = "panicked";
 /// Operations after a recovery, before the next cut.
 const FOLLOW_UP_OPS: usize = 10;
 
@@ -23,13 +23,13 @@ pub(super) struct Workload<M: Medium> {
     pub(super) trace: M::Trace,
     pub(super) visits: SiteVisits,
     pub(super) history: History,
-    /// Position at which the fresh store was open.
+    /// Position at which the fresh store was open; `u64::MAX` if it never was.
     pub(super) opened_at: u64,
     pub(super) recycled: bool,
     /// What the store holds that was there before, if there was one.
     pub(super) before: Option<Map>,
     pub(super) sim_hash: u64,
-    pub(super) outcome: std::result::Result<(), String>,
+    pub(super) outcome: std::result::Result<(), Failure>,
     /// Calls of the device that failed by plan.
     pub(super) faults_fired: u64,
     /// What the clock showed in the end, in seconds.
@@ -70,11 +70,36 @@ pub(super) struct Recovery<M: Medium> {
 type SimOf<S> = <<S as Subject>::Medium as Medium>::Sim;
 type TraceOf<S> = <<S as Subject>::Medium as Medium>::Trace;
 
-fn words(error: &esker_base::Error) -> String {
-    if error.kind() == ErrorKind::Panicked {
-        return format!("{PANICKED}: {error}");
+/// Why a simulation came to nothing.
+#[derive(Debug)]
+pub(super) struct Failure {
+    /// The store answered with it. A panic is no answer, nor is it one if somebody waits for ever.
+    pub(super) is_answer: bool,
+    words: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
     }
-    error.to_string()
+}
+
+fn words(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::Panicked => format!("panicked: {error}"),
+        _ => error.to_string(),
+    }
+}
+
+/// What a simulation's body came to: the outer error is that of the simulation, which its body did not end.
+fn ended<T>(outcome: Result<Result<T>>) -> std::result::Result<T, Failure> {
+    let (is_answer, error) = match outcome {
+        Ok(Ok(done)) => return Ok(done),
+        // A panic of another task than the body's comes so.
+        Ok(Err(error)) => (error.kind() != ErrorKind::Panicked, error),
+        Err(error) => (false, error),
+    };
+    Err(Failure { is_answer, words: words(&error) })
 }
 
 /// What an operation's result means for the model.
@@ -144,7 +169,8 @@ struct Shared<S: Subject> {
     subject: S,
     device: Arc<SimOf<S>>,
     store: RefCell<Option<Rc<S::Store>>>,
-    history: RefCell<History>,
+    /// Kept where it outlives tasks that never end: what was acknowledged before is judged, too.
+    history: Arc<Mutex<History>>,
     known: RefCell<Known>,
     seconds: Arc<AtomicU64>,
     /// Faults are planned: the store's own check may fail.
@@ -156,7 +182,7 @@ impl<S: Subject> Shared<S> {
         let now = self.seconds.load(Ordering::Relaxed);
         let op = generator.next_op(now, &self.known.borrow());
         let position = || S::Medium::position(&self.device);
-        let id = self.history.borrow_mut().begin(position(), op.clone());
+        let id = self.history.lock().begin(position(), op.clone());
         let reply = match op {
             Op::Reopen => {
                 self.reopen()?;
@@ -175,7 +201,7 @@ impl<S: Subject> Shared<S> {
                 if self.subject.settle(&store).is_err() { Reply::Unknown } else { reply }
             }
         };
-        self.history.borrow_mut().end(position(), id, reply);
+        self.history.lock().end(position(), id, reply);
         Ok(())
     }
 
@@ -183,7 +209,7 @@ impl<S: Subject> Shared<S> {
     fn tell(&self, position: u64, op: &Op, reply: &Reply) {
         for (key, held) in told(op, reply) {
             self.known.borrow_mut().learn(&key, &held);
-            self.history.borrow_mut().tell(position, key, held);
+            self.history.lock().tell(position, key, held);
         }
     }
 
@@ -223,25 +249,24 @@ pub(super) fn run_tasks<S: Subject>(
         weights.reopen = 0;
     }
     let per_task = config.op_count.div_ceil(tasks);
-    let history = Arc::new(parking_lot::Mutex::new((History::default(), u64::MAX)));
-    let kept = Arc::clone(&history);
+    let (history, opened_at) = <(Arc<Mutex<History>>, Arc<AtomicU64>)>::default();
+    opened_at.store(u64::MAX, Ordering::Relaxed);
+    let (kept, opened) = (Arc::clone(&history), Arc::clone(&opened_at));
     let report = esker_trt::sim::run(seed, move || -> Result<()> {
         let store = subject.open(S::Medium::device(&shared_device), begin == Begin::Anew)?;
-        let opened_at = match begin {
-            Begin::Anew => S::Medium::position(&shared_device),
+        let (at, history) = match begin {
+            Begin::Anew => (S::Medium::position(&shared_device), History::default()),
             // It is open whenever the power fails.
-            Begin::There => 0,
-        };
-        let history = match begin {
-            Begin::Anew => History::default(),
-            Begin::There => History::new(subject.dump(&store)?),
+            Begin::There => (0, History::new(subject.dump(&store)?)),
         };
         let known = RefCell::new(Known::of(history.initial()));
+        *kept.lock() = history;
+        opened.store(at, Ordering::Relaxed);
         let shared = Rc::new(Shared {
             subject,
             device: shared_device,
             store: RefCell::new(Some(Rc::new(store))),
-            history: RefCell::new(history),
+            history: kept,
             known,
             seconds: clock,
             tolerant,
@@ -262,20 +287,19 @@ pub(super) fn run_tasks<S: Subject>(
         for handle in handles {
             result = result.and(handle.join().flatten());
         }
-        *kept.lock() = (shared.history.borrow().clone(), opened_at);
         result
     });
-    let (history, opened_at) = std::mem::take(&mut *history.lock());
+    let history = std::mem::take(&mut *history.lock());
     Workload {
         trace: S::Medium::trace(&device),
         visits: S::Medium::visits(&device),
         history,
-        opened_at,
+        opened_at: opened_at.load(Ordering::Relaxed),
         recycled,
         before: None,
         sim_hash: report.trace_hash,
         faults_fired: S::Medium::faults_fired(&device),
-        outcome: report.outcome.flatten().map_err(|error| words(&error)),
+        outcome: ended(report.outcome),
         time: seconds.load(Ordering::Relaxed),
     }
 }
@@ -328,12 +352,12 @@ pub(super) fn recover<S: Subject>(
         Ok((map, dumped_at, trace, follow_up))
     });
     let visits = S::Medium::visits(&device);
-    match report.outcome.flatten() {
+    match ended(report.outcome) {
         Ok((map, dumped_at, trace, follow_up)) => {
             Recovery { outcome: Ok(map), dumped_at, trace, follow_up, visits, time }
         }
-        Err(error) => Recovery {
-            outcome: Err(words(&error)),
+        Err(failure) => Recovery {
+            outcome: Err(failure),
             dumped_at: u64::MAX,
             trace: record.then(|| S::Medium::trace(&device)),
             follow_up: Ok(()),
@@ -357,8 +381,7 @@ pub(super) fn recover_with_faults<S: Subject>(
     let inside = Arc::clone(&device);
     let report =
         esker_trt::sim::run(seed, move || open_and_dump(&subject, &inside).map(|(map, _)| map));
-    let outcome = report.outcome.flatten().map_err(|error| words(&error));
-    (outcome, S::Medium::trace(&device), S::Medium::faults_fired(&device))
+    (ended(report.outcome), S::Medium::trace(&device), S::Medium::faults_fired(&device))
 }
 
 fn open_and_dump<S: Subject>(subject: &S, device: &Arc<SimOf<S>>) -> Result<(Map, S::Store)> {

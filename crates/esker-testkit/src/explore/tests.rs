@@ -1,6 +1,7 @@
 //! A toy store, right and with planted bugs: the explorer must pass the one and catch the others.
 
 use super::*;
+use crate::command::sweep;
 use crate::generator::{Entry, When};
 use crate::mutants;
 use esker_base::checksum::crc32c;
@@ -9,7 +10,7 @@ use esker_media::BlockDevice;
 use esker_media::sim::FaultKind;
 use esker_trt::sync::Mutex as TaskMutex;
 use parking_lot::Mutex;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ enum Bug {
     RecoveryWrites,
     FlushErrorIgnored,
     ReadErrorEndsRecovery,
+    FailedCallLeavesWaiters,
+    NoFormatHangs,
 }
 
 /// A log of whole-block records behind a superblock; the map in memory answers reads.
@@ -63,6 +66,8 @@ struct ToyStore {
     epoch: u64,
     log: TaskMutex<Log>,
     map: RefCell<Map>,
+    /// Whoever writes waits for somebody who has gone.
+    is_leaderless: Cell<bool>,
     bug: Bug,
 }
 
@@ -74,6 +79,13 @@ fn read_block(device: &dyn BlockDevice, offset: u64) -> Result<Vec<u8>> {
     let mut block = vec![0; BLOCK];
     device.read_at(READ, offset, &mut block)?;
     Ok(block)
+}
+
+fn wait_for_ever() -> ! {
+    let never = TaskMutex::new(());
+    let _held = never.lock();
+    let _again = never.lock();
+    unreachable!("two have it")
 }
 
 fn superblock(epoch: u64) -> Vec<u8> {
@@ -206,7 +218,8 @@ impl ToyStore {
             if self.bug == Bug::FlushErrorIgnored {
                 let _ = self.device.flush(COMMIT);
             } else if self.bug != Bug::NoFlush {
-                self.device.flush(COMMIT)?;
+                let leaves = self.bug == Bug::FailedCallLeavesWaiters;
+                self.device.flush(COMMIT).inspect_err(|_| self.is_leaderless.set(leaves))?;
             }
         }
         if !forgotten {
@@ -230,6 +243,7 @@ impl Subject for Toy {
             Some(epoch) if fresh => epoch + 1,
             Some(epoch) => epoch,
             None if fresh => 1,
+            None if self.0 == Bug::NoFormatHangs => wait_for_ever(),
             None => return Err(Error::new(ErrorKind::UnsupportedFormat, "open toy")),
         };
         if fresh {
@@ -241,6 +255,7 @@ impl Subject for Toy {
             epoch,
             log: TaskMutex::new(log),
             map: RefCell::default(),
+            is_leaderless: Cell::default(),
             bug: self.0,
         };
         if !fresh {
@@ -249,6 +264,9 @@ impl Subject for Toy {
                 let read = store.read_record(log.tail, log.sequence);
                 let read =
                     if self.0 == Bug::ReadErrorEndsRecovery { read.or(Ok(None)) } else { read };
+                if read.is_err() && self.0 == Bug::FailedCallLeavesWaiters {
+                    wait_for_ever();
+                }
                 let Some((payload, length)) = read? else { break };
                 let changes = decode(&payload)
                     .ok_or_else(|| Error::corrupted("open toy", "a record does not parse"))?;
@@ -288,6 +306,9 @@ impl Subject for Toy {
             Op::Iterate => return Ok(Reply::All(store.map.borrow().clone())),
             Op::Sync | Op::Check | Op::Reopen | Op::Clean => return Ok(Reply::Done),
             _ => {}
+        }
+        if store.is_leaderless.get() {
+            wait_for_ever();
         }
         let mut log = store.log.lock();
         match op {
@@ -384,6 +405,7 @@ fn each_planted_bug_is_caught() {
         Bug::DeleteNotLogged,
         Bug::RecoveryPanics,
         Bug::RecoveryWrites,
+        Bug::NoFormatHangs,
     ] {
         must_find(bug);
     }
@@ -436,6 +458,30 @@ fn sweeps_catch_errors_that_are_swallowed() {
     let explorer = Explorer::new(Toy(Bug::ReadErrorEndsRecovery), config());
     let report = explorer.sweep_recovery(3, FaultKind::ReadError, false, 500);
     assert!(!report.violations.is_empty(), "{report}");
+}
+
+#[test]
+fn sweeps_catch_calls_that_never_end_and_judge_what_was_acknowledged_before() {
+    let _turn = SWITCH.lock();
+    let explorer = Explorer::new(Toy(Bug::FailedCallLeavesWaiters), config());
+    let hangs = |report: &SweepReport| {
+        let hangs = report.violations.iter().filter(|it| it.what.contains("deadlock"));
+        hangs.count() as u64
+    };
+    let report = explorer.sweep_workload(3, FaultKind::FlushError, false, 500);
+    assert!(hangs(&report) > report.failures / 2, "{report}");
+    assert!(report.recoveries >= report.failures, "{report}");
+    let report = explorer.sweep_recovery(3, FaultKind::ReadError, false, 500);
+    assert!(hangs(&report) > 0, "{report}");
+}
+
+#[test]
+fn a_kind_of_which_no_call_failed_is_told_whatever_others_do() {
+    let _turn = SWITCH.lock();
+    let explorer = Explorer::new(Toy(Bug::None), Config { op_count: 0, ..config() });
+    assert!(sweep(&explorer, &[FaultKind::AnyError]).unwrap() > 0);
+    let words = sweep(&explorer, &[FaultKind::AnyError, FaultKind::FlushError]).unwrap_err();
+    assert!(words.contains("FlushError: no call"), "{words}");
 }
 
 #[cfg(feature = "mutants")]

@@ -9,8 +9,9 @@
 
 use super::alone::words_of;
 use super::keys::{Key, Keys};
-use super::{Effort, Figures, Index, Recorder, agree, judge, key_of, value_of, word_of};
-use crate::linearizability::{Action, Call, State};
+use super::told::Times;
+use super::{Effort, Figures, Index, Recorder, agree, judge, key_of, met_again, value_of, word_of};
+use crate::linearizability::{Action, State};
 use esker_base::rng::Rng;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -111,21 +112,6 @@ fn standing<I: Index>(index: &I, keys: &Keys) -> Result<Vec<State>, String> {
     Ok(states)
 }
 
-/// A walk without order may meet a key again only if it was removed meanwhile.
-fn met_again(calls: &[Call], twice: &[(usize, (u64, u64))]) -> Result<(), String> {
-    for (key, (begin, end)) in twice {
-        let removes = |call: &&Call| {
-            let removed =
-                matches!(call.action, Action::CompareAndSet { new: None, done: Some(true), .. });
-            call.key == *key as u64 && removed && call.begin < *end && call.end > Some(*begin)
-        };
-        if !calls.iter().any(|call| removes(&call)) {
-            return Err(format!("a walk ({begin}..{end}) met key {key} twice, which stood"));
-        }
-    }
-    Ok(())
-}
-
 struct Thread<'t, I> {
     index: &'t I,
     keys: &'t Keys,
@@ -140,7 +126,7 @@ struct Thread<'t, I> {
     hot: usize,
     shrinks: bool,
     /// Keys that a walk met twice, and when.
-    twice: Vec<(usize, (u64, u64))>,
+    twice: Vec<(usize, Times)>,
     figures: Figures,
 }
 

@@ -167,3 +167,31 @@ fn what_an_index_does_wrong_beside_other_threads_is_found() {
         assert!(is_read || words.contains("round 0"), "{wrong:?} is judged: {words}");
     }
 }
+
+#[test]
+fn a_walk_without_order_meets_a_key_twice_only_if_it_went_meanwhile() {
+    let judged = |key, action, begin, end| {
+        met_again(&[Call { key, action, begin, end: Some(end) }], &[(3, (10, 20))])
+    };
+    let swap = |new, done| Action::CompareAndSet { expected: Some(1), new, done: Some(done) };
+    for deletes in
+        [Action::Delete(Some(true)), Action::Delete(None), Action::Set(None), swap(None, true)]
+    {
+        for (begin, end) in [(12, 13), (5, 11), (19, 30), (5, 30)] {
+            assert_eq!(judged(3, deletes, begin, end), Ok(()), "{deletes:?}");
+        }
+        assert!(judged(3, deletes, 8, 9).is_err(), "{deletes:?} before it");
+        assert!(judged(3, deletes, 21, 22).is_err(), "{deletes:?} behind it");
+        assert!(judged(4, deletes, 12, 13).is_err(), "{deletes:?} of another key");
+    }
+    for stays in [
+        Action::Write(7),
+        Action::Set(Some(7)),
+        Action::Delete(Some(false)),
+        swap(None, false),
+        swap(Some(7), true),
+        Action::Read(Some(None)),
+    ] {
+        assert!(judged(3, stays, 12, 13).is_err(), "{stays:?}");
+    }
+}

@@ -9,7 +9,7 @@
 //! - I4: a snapshot shows batches whole: if it shows a value of one, it shows nothing older of the others of its keys, and nothing
 //!   of a key that the batch put only if somebody deleted that.
 
-use crate::linearizability::{Action, Call, State};
+use crate::linearizability::{Call, State};
 use std::collections::HashMap;
 
 /// Begin and end of a call.
@@ -187,13 +187,7 @@ impl Known {
 /// Whether a call may have deleted a key behind the batch, and before the snapshot.
 fn was_deleted(key: usize, batch: &Written, shown: &Shown, calls: &[Call]) -> bool {
     calls.iter().any(|call| {
-        let deletes = match call.action {
-            Action::Set(new) => new.is_none(),
-            Action::Delete(existed) => existed != Some(false),
-            Action::CompareAndSet { new, done, .. } => new.is_none() && done != Some(false),
-            _ => false,
-        };
-        deletes
+        call.action.may_delete()
             && call.key == key as u64
             && call.end.is_none_or(|end| end > batch.times.0)
             && call.begin < shown.times.1
@@ -203,6 +197,7 @@ fn was_deleted(key: usize, batch: &Written, shown: &Shown, calls: &[Call]) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linearizability::Action;
 
     fn told(key: usize, number: u64, version: u64, times: Times, wrote: bool) -> Told {
         Told { key, number, version, times, wrote }

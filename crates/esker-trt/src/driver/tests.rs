@@ -50,7 +50,7 @@ fn full_ring() -> Option<(Mailbox, Uring)> {
     match Uring::new(1, &mailbox) {
         Ok(ring) => Some((mailbox, ring)),
         Err(error) => {
-            eprintln!("skipped: no io_uring here: {error}");
+            crate::skipped::because(format_args!("no io_uring here: {error}"));
             None
         }
     }

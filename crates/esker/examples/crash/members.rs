@@ -2,7 +2,7 @@
 
 use super::scenarios::{Verdict, expect, put, words};
 use super::subject::{SEGMENT_SIZE, options};
-use esker::{Durability, Store};
+use esker::{Durability, Store, Value};
 use esker_media::sim::{Image, SimBlockOptions, SimDevices};
 use esker_media::{BlockDevice, NewSet, StripedDevice};
 use std::sync::Arc;
@@ -10,6 +10,8 @@ use std::sync::Arc;
 const MEMBER_SIZE: u64 = 2 * 8192 + 6 * SEGMENT_SIZE;
 /// States of one crash point.
 const STATES: u64 = 4;
+/// Keys that take turns.
+const KEYS: u32 = 5;
 
 fn sims(count: usize) -> SimDevices {
     SimDevices::new(count, |index| SimBlockOptions::new(MEMBER_SIZE, index as u64))
@@ -40,6 +42,29 @@ fn open(
     Store::open_on(Arc::new(device), options).map_err(words)
 }
 
+/// What write `number` put.
+fn value_of(number: u32) -> Vec<u8> {
+    [&number.to_le_bytes()[..], &[7; 900]].concat()
+}
+
+/// Each key has the newest of its first writes, up to number `kept`, or a newer one.
+fn has_what_was_synced(store: &Store, kept: u32) -> Verdict {
+    for key in 0..KEYS {
+        let found = store.get(format!("key{key}").as_bytes()).map_err(words)?;
+        let bytes = found.as_ref().and_then(|value| value.first_chunk());
+        let number = bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let is_its = |value: &Value| number % KEYS == key && **value == *value_of(number);
+        if found.as_ref().is_some_and(|value| !is_its(value)) {
+            return Err(format!("key{key} has what was never written to it"));
+        }
+        let synced = (1..=kept).rfind(|number| number % KEYS == key).unwrap_or(0);
+        if number < synced {
+            return Err(format!("key{key}: write {synced} was synced, {number} found"));
+        }
+    }
+    Ok(())
+}
+
 /// Writes without flushes and a sync now and then; also the making of the set is cut.
 pub(super) fn survive_a_cut_apart() -> Verdict {
     const ORDER: [usize; 3] = [0, 1, 2];
@@ -51,8 +76,7 @@ pub(super) fn survive_a_cut_apart() -> Verdict {
     let mut synced = vec![(begun, 0_u32)];
     for number in 1..=40_u32 {
         // Over several segments, and so over all members.
-        let value = [&number.to_le_bytes()[..], &[7; 900]].concat();
-        put(&store, &format!("key{}", number % 5), &value)?;
+        put(&store, &format!("key{}", number % KEYS), &value_of(number))?;
         if number % 7 == 0 {
             store.sync().map_err(words)?;
             synced.push((sims.position(), number));
@@ -65,17 +89,8 @@ pub(super) fn survive_a_cut_apart() -> Verdict {
             let opened = open(&survived, &ORDER, point < begun, &options);
             let store = opened.map_err(|words| format!("point {point}, state {state}: {words}"))?;
             let Some((_, kept)) = synced.iter().rfind(|(at, _)| *at <= point) else { continue };
-            let mut newest = 0;
-            for item in store.iter() {
-                let (_, value) = item.map_err(words)?;
-                let number = value.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-                newest = newest.max(number);
-            }
-            if newest < *kept {
-                return Err(format!(
-                    "point {point}, state {state}: {kept} was synced, {newest} found"
-                ));
-            }
+            has_what_was_synced(&store, *kept)
+                .map_err(|words| format!("point {point}, state {state}: {words}"))?;
         }
     }
     Ok(())

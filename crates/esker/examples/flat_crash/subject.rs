@@ -16,7 +16,7 @@ pub(crate) const CHUNK_SIZE: u64 = 2048;
 /// Kinds of hashes: all bits; few enough that keys share a hash; none.
 const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
 
-/// Versions below which stores begin: the first, and where the halves of a version, its sign, and the last of its bytes change.
+/// Versions below which stores begin: the first, and where the bytes of a stamp, the halves of a version, and its highest bit change.
 const FIRST_VERSIONS: [u64; 4] = [0, (1 << 16) - 40, (1 << 32) - 40, (1 << 61) - 40];
 
 /// A `flat` with an index, a hash of some bits, and chunks of some size.

@@ -15,7 +15,9 @@ use esker::{
 use esker_base::rng::Rng;
 use esker_testkit::histories::keys::{Key, Keys};
 use esker_testkit::histories::told::{Known, Round, Shown, Times, Told, Written};
-use esker_testkit::histories::{Effort, Figures, Recorder, judge, key_of, value_of, word_of};
+use esker_testkit::histories::{
+    Effort, Figures, Recorder, judge, key_of, met_again, value_of, word_of,
+};
 use esker_testkit::linearizability::{Action, State};
 use std::ops::Bound;
 use std::path::Path;
@@ -127,14 +129,16 @@ fn run(options: &Options, keys: &Keys, rng: &mut Rng, effort: &Effort) -> Result
             }
             done
         });
-        let (mut calls, mut all_told) = (Vec::new(), Round::default());
+        let (mut calls, mut all_told, mut twice) = (Vec::new(), Round::default(), Vec::new());
         for thread in done {
             let mut thread = thread.map_err(told)?;
             thread.snapshot = None;
             calls.extend(std::mem::take(&mut thread.recorder.calls));
             all_told.append(std::mem::take(&mut thread.told));
+            twice.append(&mut thread.twice);
             figures += thread.figures;
         }
+        met_again(&calls, &twice).map_err(told)?;
         let report = words(store.check()).map_err(told)?;
         if !report.is_sound() {
             return Err(told(format!("{:?}", report.problems)));
@@ -211,6 +215,8 @@ struct Thread<'t> {
     stale: Vec<Option<(u64, u64)>>,
     /// One that is read later, and when it was taken.
     snapshot: Option<(Snapshot, Times)>,
+    /// Keys that a walk met twice, and when.
+    twice: Vec<(usize, Times)>,
     figures: Figures,
 }
 
@@ -224,8 +230,18 @@ impl<'t> Thread<'t> {
     ) -> Self {
         let stale = vec![None; keys.all().len()];
         let recorder = Recorder::new(time);
-        let (told, figures) = (Round::default(), Figures::default());
-        Thread { store, keys, rng, values, recorder, told, stale, snapshot: None, figures }
+        Thread {
+            store,
+            keys,
+            rng,
+            values,
+            recorder,
+            told: Round::default(),
+            stale,
+            snapshot: None,
+            twice: Vec::new(),
+            figures: Figures::default(),
+        }
     }
 
     fn run(&mut self, operations: u64) -> Result<(), String> {
@@ -488,8 +504,10 @@ impl<'t> Thread<'t> {
         let read = || store.iter().collect::<esker::Result<Vec<_>>>();
         let (met, times) = self.recorder.timed(read);
         let mut met = words(met)?;
+        if store.is_ordered() && !met.is_sorted_by(|one, next| one.0 < next.0) {
+            return Err("a walk met keys out of order, or twice".to_owned());
+        }
         met.sort_by(|one, other| one.0.cmp(&other.0));
-        // A key that was deleted and written anew may be met again, which it need not be: what it was then is a read, too.
         let mut met = met.into_iter().peekable();
         for number in 0..count {
             let key = self.keys.get(number);
@@ -498,6 +516,8 @@ impl<'t> Thread<'t> {
             while found.is_some() {
                 found = met.next_if(|(of, _)| *of == key.bytes);
                 if let Some((_, found)) = &found {
+                    // Only if it was deleted and written anew; what it was then is a read, too.
+                    self.twice.push((number, times));
                     self.saw(key, Some(found), times)?;
                 }
             }

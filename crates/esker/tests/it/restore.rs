@@ -261,8 +261,8 @@ fn a_store_stays_whole_where_the_blocks_of_the_one_that_is_to_replace_it_cannot_
     let (_, store, _) = filled(8, 20);
     store.backup(&backup).unwrap();
     let Some(disk) = CoarseDisk::new(&folder.path().join("image")) else {
-        eprintln!(
-            "skipped: making and mounting a file system on a disk of 4 KiB blocks is not allowed here"
+        esker_testkit::skipped::because(
+            "making and mounting a file system on a disk of 4 KiB blocks is not allowed here",
         );
         return;
     };

@@ -97,7 +97,7 @@ fn a_file_has_no_size_before_all_of_it_is_allocated() {
 #[test]
 fn what_a_making_took_that_was_cut_off_is_given_back_to_the_next_one() {
     let Some(disk) = SmallDisk::new("size=1m") else {
-        eprintln!("skipped: mounting a small tmpfs is not allowed here");
+        crate::skipped::because("mounting a small tmpfs is not allowed here");
         return;
     };
     let path = disk.0.path().join("device");
@@ -114,7 +114,7 @@ fn what_a_making_took_that_was_cut_off_is_given_back_to_the_next_one() {
 fn where_nothing_can_be_allocated_a_file_is_filled_beside_its_place() {
     // It does not say how large it is, either.
     let Some(disk) = SmallDisk::mount(&["-t", "ramfs", "esker-test"]) else {
-        eprintln!("skipped: mounting a ramfs is not allowed here");
+        crate::skipped::because("mounting a ramfs is not allowed here");
         return;
     };
     let (folder, path) = (disk.0.path(), disk.0.path().join("device"));
@@ -143,7 +143,7 @@ fn direct_access_to_a_first_block_that_cannot_be_read_is_still_direct() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("device");
     if !create(&path).unwrap().is_direct() {
-        eprintln!("skipped: this file system refuses O_DIRECT");
+        crate::skipped::because("this file system refuses O_DIRECT");
         return;
     }
     // Every read of it fails, with another error than a wrong alignment.
