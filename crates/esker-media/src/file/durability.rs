@@ -52,10 +52,16 @@ pub struct Backing {
 }
 
 impl DurableWrites {
-    /// The way that measurements favour on this backing.
+    /// `RWF_DSYNC`, which measurements favour, on a raw device and where the file system is known to heed it. Others may take the flag and
+    /// forget it: FUSE does for direct I/O, and so does what lies on top of it.
     #[must_use]
-    pub fn choose(_backing: &Backing) -> Self {
-        DurableWrites::Dsync
+    pub fn choose(backing: &Backing) -> Self {
+        let heeds = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs"];
+        if backing.is_raw_device || heeds.contains(&backing.file_system) {
+            DurableWrites::Dsync
+        } else {
+            DurableWrites::WriteThenSync
+        }
     }
 }
 
@@ -161,4 +167,24 @@ pub(super) fn report(
         (false, false) => "; discards keep the space reserved",
     });
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_may_forget_the_flag_gets_a_flush() {
+        let chosen = |is_raw_device, file_system| {
+            let (disk, cache) = (None, CacheMode::Unknown);
+            let forced_unit_access = false;
+            let backing = Backing { is_raw_device, file_system, disk, cache, forced_unit_access };
+            DurableWrites::choose(&backing)
+        };
+        assert_eq!(chosen(true, "none"), DurableWrites::Dsync);
+        assert_eq!(chosen(false, "ext4"), DurableWrites::Dsync);
+        for other in ["fuse", "overlay", "nfs", "another file system", "an unknown file system"] {
+            assert_eq!(chosen(false, other), DurableWrites::WriteThenSync, "{other}");
+        }
+    }
 }
