@@ -1,9 +1,10 @@
 //! Headers of `depot`'s segments: what only they say is not lost with them, and damage to them costs nothing in silence.
 
+use crate::backup;
 use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
 use esker::{ErrorKind, Store, repair_on};
 use esker_media::BlockDevice;
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use esker_media::sim::{Image, Initial, SimArchive, SimBlock, SimBlockOptions};
 use std::sync::Arc;
 
 const HEADER_START: [u8; 4] = *b"ESKS";
@@ -170,6 +171,48 @@ fn a_damaged_copy_of_a_header_is_told_and_written_anew() {
         let problems = store.check().unwrap().problems;
         assert!(problems.iter().any(|it| it.contains("copy of the header")), "{problems:?}");
         store.forget();
+    }
+}
+
+/// How many headers stand in an image, in all places.
+fn copies(image: &Image) -> usize {
+    let bytes = image.to_vec();
+    (8192..bytes.len()).step_by(512).filter(|at| bytes[*at..].starts_with(&HEADER_START)).count()
+}
+
+/// One that was lost, or never written: the other one alone is one fault from the loss of its segment.
+#[test]
+fn a_copy_of_a_header_that_is_missing_is_written_anew() {
+    let (image, keys) = filled();
+    let all = copies(&image);
+    for place in headers(&image).concat() {
+        let mut without = image.clone();
+        without.write(place, &[0; 512]);
+        assert_eq!(copies(&without), all - 1);
+        let device = reopened(&without);
+        let store = open(&device, &options(13)).unwrap();
+        assert_eq!(count(&store, &keys), keys.len());
+        store.forget();
+        assert_eq!(copies(&device.image()), all, "{place}");
+    }
+}
+
+#[test]
+fn a_restore_writes_both_copies_of_each_header() {
+    for count in [3, 30, 60] {
+        let (_, store, model) = backup::filled(u64::from(count), count);
+        let archive = SimArchive::new();
+        backup::backup(&store, &archive).unwrap();
+        let device = device(16);
+        esker::restore_on(&archive, &*device, &options(16)).unwrap();
+        let image = device.image();
+        assert_eq!(copies(&image), 2 * headers(&image).len(), "of {count} pairs");
+        for place in headers(&image).concat() {
+            let mut lost = image.clone();
+            lost.write(place, &[0; 512]);
+            let store = open(&reopened(&lost), &options(17)).unwrap();
+            assert_eq!(backup::held(&store), model, "{count}, {place}");
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::options::Progress;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, Result};
-use esker_format::backup::{Manifest, ManifestEntry, SegmentForm, encode_restoring, is_restoring};
+use esker_format::backup::{Manifest, ManifestEntry, encode_restoring, is_restoring};
 use esker_format::depot::{
     SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Stream, Superblock,
 };
@@ -176,8 +176,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Writes one segment from its file, and zeros behind it. `newest`: its header is to say what
-    /// those of free segments said.
+    /// Writes one segment from its file, zeros behind it, and the copy of its header, which a file that ends before that place has not.
+    /// `newest`: its header is to say what those of free segments said.
     fn write_segment(
         &self,
         backup: &Backup<'_, Manifest>,
@@ -186,7 +186,7 @@ impl Target<'_> {
     ) -> Result<()> {
         let base = self.layout.segment_offset(entry.id);
         let store_id = backup.manifest.superblock.store_id;
-        let mut raised = None;
+        let mut copy = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(0));
         backup.each_piece(&self.pool, entry, &mut |offset, buffer| {
             if offset == 0 && newest {
                 let head = buffer.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
@@ -199,21 +199,15 @@ impl Target<'_> {
                 if let Some(head) = buffer.get_mut(..SEGMENT_HEADER_SIZE) {
                     head.copy_from_slice(&bytes);
                 }
-                raised = Some(bytes);
+            }
+            if offset == 0 {
+                let head = buffer.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
+                copy.iter_mut().zip(head).for_each(|(to, from)| *to = *from);
             }
             self.write(base + offset, buffer)
         })?;
         self.write_zeros(base + entry.length_bytes, base + self.layout.segment_size)?;
-        if let Some(bytes) = raised
-            && entry.form == SegmentForm::Whole
-        {
-            let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(0));
-            if let Some(head) = block.get_mut(..bytes.len()) {
-                head.copy_from_slice(&bytes);
-            }
-            self.write(base + self.layout.header_copy(), &block)?;
-        }
-        Ok(())
+        self.write(base + self.layout.header_copy(), &copy)
     }
 
     /// Writes the header of a segment without records: of a store in which nothing is left, versions and clears would be forgotten.

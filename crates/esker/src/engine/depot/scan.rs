@@ -133,7 +133,7 @@ impl Source<'_> {
         self.header_and_damage(store_id, id).map(|(header, _)| header)
     }
 
-    /// As [`Source::header`], and the device offset of a copy that is damaged, beside one that is not.
+    /// As [`Source::header`], and the device offset of a copy that says something else, or nothing, beside the one that counts.
     pub(super) fn header_and_damage(
         &self,
         store_id: StoreId,
@@ -175,7 +175,13 @@ impl Source<'_> {
                     .device(self.device.name())
                     .at(place, self.layout.block))
             }
-            (header, ..) => Ok((header, damaged)),
+            // What the device refuses is not written over.
+            (Some(_), Some(_), _) => Ok((header, None)),
+            (Some(_), None, _) => {
+                let other = places.iter().zip(&copies).find(|(_, copy)| decode(copy) != header);
+                Ok((header, other.map(|(place, _)| *place)))
+            }
+            (None, ..) => Ok((None, None)),
         }
     }
 
