@@ -1,10 +1,15 @@
 //! Checkpoints of a `depot` that is in use: what they cover and what overtakes them, under threads and by the background thread.
 
-use esker::{Durability, EngineKind, Options, Store};
+use crate::support;
+use esker::{Durability, EngineKind, ErrorKind, Options, Store};
+use esker_base::Error;
 use esker_base::rng::Rng;
 use esker_format::depot::{SegmentHeader, Stream, Superblock};
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -129,4 +134,59 @@ fn the_background_writes_a_checkpoint_while_nobody_writes() {
         let found = store.get(&key.to_be_bytes()).unwrap().unwrap();
         assert_eq!(*found, number.to_le_bytes());
     }
+}
+
+/// What a checkpoint says the log says, too: a place of it that the device refuses for ever costs nothing but time, of an open or of a
+/// repair.
+#[test]
+fn a_checkpoint_that_the_device_refuses_to_read_is_done_without() {
+    const SIZE: u64 = 512 << 10;
+    let sim = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1)));
+    let mut small = support::options(1);
+    small.durability = Durability::None;
+    let store = support::open(&sim, &small).unwrap();
+    let keys: Vec<u32> = (0..2500).collect();
+    for key in &keys {
+        store.put(&key.to_be_bytes(), b"value").unwrap();
+    }
+    store.close().unwrap();
+    drop(store);
+    let image = sim.image();
+    let bytes = image.to_vec();
+    let start = Superblock::decode(&bytes).unwrap().data_offset;
+    let segments = of_checkpoints(&bytes);
+    assert!(segments.len() > 1, "{segments:?}");
+    let (mut opened, mut refused) = (0, 0);
+    for segment in segments {
+        let base = start + u64::from(segment.segment_id.0) * support::SEGMENT_SIZE;
+        for block in (base..base + support::SEGMENT_SIZE).step_by(512) {
+            let initial = Initial::Recycled(image.clone());
+            let sim = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1).initial(initial)));
+            let device = Asking::new(Arc::clone(&sim), move |call| {
+                let is_there = call.range.start < block + 512 && block < call.range.end;
+                match call.act {
+                    Act::Read if is_there => Err(Error::new(ErrorKind::Io, "read").at(block, 512)),
+                    _ => Ok(()),
+                }
+            });
+            let device = device as Arc<dyn BlockDevice>;
+            match Store::open_on(Arc::clone(&device), &small) {
+                Ok(store) => {
+                    opened += 1;
+                    assert_eq!(store.stats().items, keys.len() as u64);
+                    store.forget();
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert_eq!(error.kind(), ErrorKind::Io, "{block}: {error}");
+                }
+            }
+            esker::repair_on(device, &small).unwrap();
+            let store = support::open(&sim, &small).unwrap();
+            for key in &keys {
+                assert!(store.get(&key.to_be_bytes()).unwrap().is_some(), "{block}: {key}");
+            }
+        }
+    }
+    assert!(opened > 16 && refused > 0, "{opened} opened, {refused} refused");
 }

@@ -145,15 +145,26 @@ pub(in super::super) fn newest(
     let mut known = None;
     for mut of in groups.into_values().rev() {
         of.sort_by_key(|header| header.epoch);
-        let Some(end) = read_end(source, &of)? else { continue };
+        let end = match read_end(source, &of) {
+            Ok(Some(end)) => end,
+            Ok(None) => continue,
+            // How far the log was covered nobody knows then: an open must.
+            Err(error) if lenient && error.kind() == ErrorKind::Io => break,
+            Err(error) => return Err(error),
+        };
         let covers = Covers::new(source.layout, &end, headers);
         known.get_or_insert_with(|| covers.clone());
         match load(source, &of, end, covers) {
             Ok(Some(loaded)) => return Ok((known.unwrap_or_default(), Some(loaded))),
-            Ok(None) if !lenient => {}
-            Err(error) if !lenient || error.kind() != ErrorKind::Io => return Err(error),
-            // A repair does without, if it cannot be read: it knows less of what is lost then.
-            Ok(None) | Err(_) => break,
+            Err(error) if error.kind() == ErrorKind::Io => {
+                tracing::warn!(%error, "a checkpoint cannot be read: the log has what it says");
+            }
+            Err(error) => return Err(error),
+            Ok(None) => {}
+        }
+        // A repair does without: it knows less of what is lost then.
+        if lenient {
+            break;
         }
     }
     Ok((known.unwrap_or_default(), None))
