@@ -143,12 +143,16 @@ impl Base {
 impl Root {
     /// A directory with segments for as many entries.
     fn new(entries: u64, arena: &Arena) -> Root {
-        let segments = entries.saturating_mul(100).div_ceil(FILL_MAX * ROOM as u64);
-        let bits = segments.max(1).next_power_of_two().ilog2();
+        let bits = Root::bits_for(entries);
         let count = 1usize << bits;
         arena.expect(count);
         let places = (0..count).map(|_| Place::new(arena.allocate().at_depth(bits))).collect();
         Root { bits, places }
+    }
+
+    fn bits_for(entries: u64) -> u32 {
+        let segments = entries.saturating_mul(100).div_ceil(FILL_MAX * ROOM as u64);
+        segments.max(1).next_power_of_two().ilog2()
     }
 
     #[inline]
@@ -234,9 +238,9 @@ impl Cceh {
         if self.base.stash.len() > 0 || found.iter().any(|found| count(found) > 0) {
             return true;
         }
-        let root = Root::new(entries, &self.base.arena);
-        if root.bits > now.bits {
-            self.roots.add(root);
+        // Memory of the arena does not come back.
+        if Root::bits_for(entries) > now.bits {
+            self.roots.add(Root::new(entries, &self.base.arena));
         }
         true
     }
