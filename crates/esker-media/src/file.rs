@@ -615,6 +615,9 @@ impl BlockDevice for FileDevice {
         let grows = end > self.geometry().size_bytes;
         if !grows {
             self.check_writable(OPERATION, offset, length)?;
+            if self.backing.is_raw_device {
+                return Ok(());
+            }
         } else if self.backing.is_raw_device
             || self.options.read_only
             || !end.is_multiple_of(u64::from(self.block_size_bytes))

@@ -367,6 +367,11 @@ impl BlockDevice for StripedDevice {
         self.check("prepare range", offset, length)?;
         self.each_piece(offset, length, |member, at, size| member.device.prepare(site, at, size))
     }
+
+    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.check("reserve range", offset, length)?;
+        self.each_piece(offset, length, |member, at, size| member.device.reserve(site, at, size))
+    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ fn sweep(kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) {
         device.set_faults(FaultPlan::none().with(kind, trigger));
         let mut client = Client::default();
         work(&mut client, &store);
+        let fired = device.faults_fired();
         device.set_faults(FaultPlan::none());
         for error in &client.errors {
             assert!(expected.contains(error), "{context}: {error:?}");
@@ -53,20 +54,21 @@ fn sweep(kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) {
             let store = open(&device, &options(6)).expect(&context);
             client.check(&store, &context);
         }
-        if client.errors.is_empty() {
+        if fired == 0 {
             break;
         }
-        failed += 1;
+        // Who asks for room in vain has lost nothing.
+        failed += u32::from(!client.errors.is_empty());
     }
     assert!(failed > 20, "{kind:?}: only {failed} calls could fail");
 }
 
 #[test]
 fn a_write_that_fails_once_or_for_ever_makes_no_false_promise() {
-    let expected = [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly];
+    let expected = [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly, ErrorKind::NoSpace];
     for for_ever in [false, true] {
-        sweep(FaultKind::WriteError, for_ever, &expected);
-        sweep(FaultKind::ShortWrite, for_ever, &expected);
+        sweep(FaultKind::WriteError, for_ever, &expected[..2]);
+        sweep(FaultKind::ShortWrite, for_ever, &expected[..2]);
         sweep(FaultKind::NoSpace, for_ever, &expected);
     }
 }

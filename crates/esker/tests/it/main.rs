@@ -18,6 +18,7 @@ mod checkpoint;
 mod client;
 mod closing;
 mod damage;
+mod depot_full;
 mod depot_heads;
 mod depot_room;
 mod engines;

@@ -197,6 +197,9 @@ fn space_goes_back_to_the_file_system_on_request_and_while_nobody_writes() {
             });
             assert!(gave, "{} of {full} bytes", allocated(&path));
             assert!(bytes > full / 2, "{bytes} bytes given back");
+            // And stays there.
+            esker_trt::sleep(std::time::Duration::from_millis(1500));
+            assert!(allocated(&path) < full / 4, "{} of {full} bytes", allocated(&path));
         }
         // What is there stays, and there is room again.
         assert_eq!(store.get(&[0]).unwrap().map(|value| value.len()), Some(1 << 20));

@@ -13,15 +13,65 @@ use crate::engine::threads::on_threads;
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
 use esker_format::depot::{CheckpointExtents, LargeRef, Stream};
-use esker_index::Link;
+use esker_index::{Directory, Link};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
 const SHARE_BITS: u32 = 6;
 const SHARES: u32 = 1 << SHARE_BITS;
+/// How many of them are counted where there are so many records.
+const SHARES_COUNTED: u32 = 4;
+const COUNTED: usize = 1 << 18;
 /// Links that are entered together.
 const ENTERED: usize = 256;
+
+/// What each thread found of one share of the hash space.
+fn of_share(found: &[Vec<Found>], share: u32) -> impl Iterator<Item = &Found> {
+    let share_of = |record: &Found| record.hash >> (64 - SHARE_BITS);
+    found.iter().flat_map(move |of_thread| {
+        let start = of_thread.partition_point(|r| share_of(r) < u64::from(share));
+        let end = of_thread.partition_point(|r| share_of(r) <= u64::from(share));
+        of_thread.get(start..end).unwrap_or(&[])
+    })
+}
+
+/// The checkpoint's index, or a new one for `least` entries, with room for those that the log adds. They come in the order of their
+/// hashes: where the directory has to grow for them, much of each table comes before that shows, and ends in the overflow.
+pub(super) fn directory_with_room(
+    found: &[Vec<Found>],
+    index: Option<Directory>,
+    least: u64,
+) -> Result<Directory> {
+    let is_known = |hash: &u64| match &index {
+        Some(index) => index.lookup(*hash).iter().next().is_some(),
+        None => false,
+    };
+    // What is new in a few shares of many records is as much in the others.
+    let records: usize = found.iter().map(Vec::len).sum();
+    let step = if records < COUNTED { 1 } else { SHARES / SHARES_COUNTED };
+    let mut more = 0;
+    for share in (0..SHARES).filter(|share| share.is_multiple_of(step)) {
+        let mut hashes: Vec<u64> = of_share(found, share).map(|record| record.hash).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        hashes.retain(|hash| !is_known(hash));
+        more += u64::from(step) * hashes.len() as u64;
+    }
+    let Some(index) = index else { return Ok(Directory::with_capacity(more.max(least))) };
+    let entries = index.len() + more;
+    // Where less comes, tables grow as they do under writes.
+    if more <= index.len() / 64 || entries <= index.capacity() / 8 * 7 {
+        return Ok(index);
+    }
+    let larger = Directory::with_capacity(entries);
+    let mut cursor = 0;
+    while let Some((part, next)) = index.export(cursor) {
+        larger.import(&part, |_| true)?;
+        cursor = next;
+    }
+    Ok(larger)
+}
 
 impl Depot {
     /// Fills index and segment table from the log, and from the checkpoint that it was not read for.
@@ -43,14 +93,7 @@ impl Depot {
                 if share >= SHARES {
                     return Ok(());
                 }
-                let share_of = |record: &Found| record.hash >> (64 - SHARE_BITS);
-                let mut found = Vec::new();
-                for of_thread in &log.found {
-                    let start = of_thread.partition_point(|r| share_of(r) < u64::from(share));
-                    let end = of_thread.partition_point(|r| share_of(r) <= u64::from(share));
-                    found.extend_from_slice(of_thread.get(start..end).unwrap_or(&[]));
-                }
-                self.fold(found, log.clear_version)?;
+                self.fold(of_share(&log.found, share).copied().collect(), log.clear_version)?;
             }
         })?;
         self.adopt_large(log);
@@ -202,3 +245,6 @@ impl Depot {
         (record.hash, record.link)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -74,10 +74,17 @@ struct Checkpoints {
 
 impl Checkpoints {
     /// Whether it is time for one.
-    fn are_due(&mut self, next: Version, entries: u64, now: Duration, rest: bool) -> bool {
+    fn are_due(
+        &mut self,
+        next: Version,
+        entries: impl FnOnce() -> u64,
+        now: Duration,
+        rest: bool,
+    ) -> bool {
         let written = next.0.saturating_sub(self.tried.0);
-        let worth = written >= CHECKPOINT_MIN && written >= entries / CHECKPOINT_SHARE;
-        let due = worth && (rest || now.saturating_sub(self.tried_at) >= CHECKPOINT_PERIOD);
+        let is_time = rest || now.saturating_sub(self.tried_at) >= CHECKPOINT_PERIOD;
+        // Entries are counted, which takes long where there are many.
+        let due = is_time && written >= CHECKPOINT_MIN && written >= entries() / CHECKPOINT_SHARE;
         if due {
             (self.tried_at, self.tried) = (now, next);
         }
@@ -89,7 +96,7 @@ impl Depot {
     /// Starts the thread. `new` stores have their first segments readied before the first write.
     pub(super) fn start_background(self: &Arc<Self>, new: bool) -> Result<()> {
         if new {
-            self.prepare_ahead(NEW_AHEAD)?;
+            self.prepare_ahead(NEW_AHEAD, true)?;
         }
         let store = Arc::downgrade(self);
         let period = match self.durability {
@@ -114,18 +121,21 @@ impl Depot {
         })
     }
 
-    /// Readies the first `ahead` segments of the free list; true if there was one to ready.
-    fn prepare_ahead(&self, ahead: usize) -> Result<bool> {
+    /// Readies the first `ahead` segments of the free list, with those that were given back if they are `needed`; true if there was one
+    /// to ready.
+    fn prepare_ahead(&self, ahead: usize, needed: bool) -> Result<bool> {
         let mut any = false;
-        while let Some(id) = self.segments.unprepared(ahead) {
+        while let Some(id) = self.segments.unprepared(ahead, needed) {
             if !self.segments.take_unprepared(id) {
                 break;
             }
             let offset = self.layout.segment_offset(id);
             let prepared = self.device.prepare(sites::PREPARE, offset, self.layout.segment_size);
+            let is_ready = prepared.is_ok();
             self.segments.put_back(Free {
                 id,
-                prepared: prepared.is_ok(),
+                prepared: is_ready,
+                has_room: is_ready,
                 stale: false,
                 trimmed: false,
                 after: Version(0),
@@ -182,7 +192,7 @@ impl Depot {
     fn checkpoint_in_time(&self, writes: &mut Writes, checkpoints: &mut Checkpoints) -> Result<()> {
         let rest = self.is_resting(writes);
         let now = SystemClock.monotonic();
-        if !checkpoints.are_due(self.log.next_version(), self.index.len(), now, rest) {
+        if !checkpoints.are_due(self.log.next_version(), || self.index.len(), now, rest) {
             return Ok(());
         }
         if !self.superblock.cache {
@@ -197,13 +207,13 @@ impl Depot {
     /// Readies segments for a busy log, or for an idle one if nobody wrote since version `seen`.
     fn prepare_free(&self, seen: &mut Version) -> Result<()> {
         let busy = self.busy_ahead();
-        self.prepare_ahead(busy)?;
+        self.prepare_ahead(busy, true)?;
         for ahead in busy + 1..=self.idle_ahead() {
             let now = self.log.next_version();
             if std::mem::replace(seen, now) != now || self.log.is_closed() {
                 return Ok(());
             }
-            self.prepare_ahead(ahead)?;
+            self.prepare_ahead(ahead, false)?;
         }
         Ok(())
     }
@@ -245,6 +255,7 @@ fn work(
         return false;
     }
     let background = Arc::clone(&store.background);
+    store.fill_holes();
     if store.log.failure().is_none()
         && let Err(error) = store.clean_ahead(|| background.is_stopping())
     {

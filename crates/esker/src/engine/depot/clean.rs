@@ -147,6 +147,9 @@ impl Depot {
             let full = self.segments.free_count() <= kept;
             // A backup that ends meanwhile leaves segments to clean.
             let held = full && self.segments.is_holding();
+            if full && self.fill_holes() {
+                continue;
+            }
             let freed = full && self.free_one(cleaner, urgency)?.is_some();
             if !freed && looks > 0 && self.look_further(cleaner)? {
                 looks -= 1;

@@ -48,6 +48,7 @@ mod record_cache;
 mod recover;
 pub(crate) mod repair;
 pub(crate) mod restore;
+mod room;
 mod scan;
 mod segments;
 pub mod sites;
@@ -252,8 +253,8 @@ impl Depot {
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
-        let entries =
-            options.index_entries_within(device.geometry().size_bytes).max(log.records() / 8 * 5);
+        let entries = options.index_entries_within(device.geometry().size_bytes);
+        let index = adopt::directory_with_room(&log.found, index, entries)?;
         let end = log.log_end();
         end.check()?;
         let new = end.next_version == Version(1);
@@ -261,7 +262,7 @@ impl Depot {
             superblock,
             layout,
             hasher,
-            index: index.unwrap_or_else(|| Directory::with_capacity(entries)),
+            index,
             extents: Extents::default(),
             segments: Segments::new(
                 superblock.segment_count,
@@ -301,6 +302,7 @@ impl Depot {
         depot.adopt(&mut log)?;
         if !lenient {
             depot.reserve_versions()?;
+            depot.reserve_ahead();
         }
         let damaged = std::mem::take(&mut log.damaged);
         drop(log);
@@ -490,7 +492,7 @@ fn write_superblock(
     Ok(())
 }
 
-/// Writes copies of segments' headers anew that are damaged: with one of them the next fault would cost the segment.
+/// Writes copies of segments' headers anew that are not like those that count: with one of them the next fault would cost the segment.
 fn mend_copies(
     device: &dyn BlockDevice,
     pool: &BufferPool,
@@ -503,7 +505,11 @@ fn mend_copies(
         let bytes = header.encode(superblock.store_id);
         block.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         // PERSIST: the other copy stays as it is; durable with what recovery found.
-        device.write_at(sites::ROLL_WRITE, *offset, &[IoSlice::new(&block)])?;
+        match device.write_at(sites::ROLL_WRITE, *offset, &[IoSlice::new(&block)]) {
+            // On another day.
+            Err(error) if error.kind() == ErrorKind::NoSpace => tracing::warn!(%error, "not now"),
+            done => done?,
+        }
     }
     Ok(())
 }

@@ -129,7 +129,7 @@ impl Depot {
             let here = Tail { position, session, barrier_due: false, ..*open };
             return Ok(Plan { seal: None, reuse: None, barrier, tail: here, total: 0 });
         }
-        let Some(free) = self.segments.take() else {
+        let Some(free) = self.with_room(|| self.segments.take()) else {
             return Err(Error::new(ErrorKind::NoSpace, "write store"));
         };
         let seal = tail.take();
@@ -326,6 +326,7 @@ impl Depot {
         if let Some(old) = &plan.seal {
             self.segments.seal(old.segment);
         }
+        self.reserve_ahead();
         self.background.wake();
         Ok(())
     }

@@ -254,11 +254,6 @@ impl Recovered {
         Ok((log, index))
     }
 
-    /// Number of records that were found, dead ones among them.
-    pub(super) fn records(&self) -> u64 {
-        self.found.iter().map(|found| found.len() as u64).sum()
-    }
-
     fn of_stream(&self, stream: Stream) -> impl DoubleEndedIterator<Item = &Scanned> {
         self.segments.iter().filter(move |segment| segment.header.stream == stream)
     }
@@ -482,7 +477,7 @@ struct Headers {
     valid: Vec<SegmentHeader>,
     /// Segments without one.
     blank: Vec<SegmentId>,
-    /// Copies of valid ones that are damaged, by their device offsets.
+    /// Copies that say something else than the valid ones, by their device offsets.
     copies: Vec<(u64, SegmentHeader)>,
     /// Segments whose header is damaged, of which a lenient recovery knows nothing more.
     damaged: Vec<SegmentId>,

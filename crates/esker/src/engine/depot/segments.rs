@@ -402,7 +402,7 @@ impl Segments {
         tests::before_free();
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
-            let free = Free { id, prepared: true, stale: true, trimmed: false, after };
+            let free = Free { after, ..Free::stale(id) };
             if let Some(free) = held.pass(free) {
                 self.push_free(free);
             }

@@ -61,6 +61,8 @@ esker_base::sites! {
     pub CLOSE_WRITE: Write = "depot.close.write";
     /// Makes that durable, and a checkpoint with it.
     pub CLOSE_FLUSH: Flush = "depot.close.flush";
+    /// Asks for room for free segments.
+    pub RESERVE: Write = "depot.reserve";
     /// Readies free segments ahead of their use.
     pub PREPARE: Write = "depot.prepare";
     /// Reads a record.

@@ -306,21 +306,22 @@ impl Depot {
     }
 
     /// Tells the device of up to `most` segments that they are free, but not of the first `kept` of those
-    /// that it was not told of; returns their bytes. A file gives the space back to its file system.
+    /// that it was not told of, nor of those that are to have room; returns their bytes. A file gives the space back to its file
+    /// system.
     pub(super) fn trim_free(&self, kept: usize, most: usize) -> Result<u64> {
         let _cleaner = self.lock_cleaner()?;
         // A discarded segment may lose any part of its content at once: nobody may look for records
         // there, and whatever made them dead must be durable.
         self.blank_stale()?;
-        let size = self.layout.segment_size;
+        let (size, kept) = (self.layout.segment_size, kept.max(self.room_ahead()));
         let mut bytes = 0;
         // One after the other: what is not on the list is not there for those who were promised a place.
         for _ in 0..most.min(self.segments.count()) {
             let Some(free) = self.segments.take_untrimmed(kept) else { break };
             let done = self.device.discard(sites::TRIM, self.layout.segment_offset(free.id), size);
             let trimmed = done.is_ok();
-            let prepared = free.prepared && !trimmed;
-            self.segments.put_back(Free { trimmed, prepared, ..free });
+            let (prepared, has_room) = (free.prepared && !trimmed, free.has_room && !trimmed);
+            self.segments.put_back(Free { trimmed, prepared, has_room, ..free });
             done?;
             bytes += size;
         }

@@ -1,6 +1,8 @@
 //! The free list: segments that hold nothing that counts, in the order in which the log takes them. Behind all others come those
 //! of the checkpoint: it costs nothing as long as there is something else to take.
 //!
+//! Holes are on a list of their own, and count as little as if there were no such segments: the file system has no room for them.
+//!
 //! # Concurrency
 //! One short lock, the innermost.
 
@@ -15,6 +17,8 @@ pub(in super::super) struct Free {
     pub(in super::super) id: SegmentId,
     /// All of its extents were written once: flushes into it cost no file-system metadata.
     pub(in super::super) prepared: bool,
+    /// The file system is known to have room for all of it.
+    pub(in super::super) has_room: bool,
     /// Its header on media is still valid: recovery would read its records, all of them dead.
     pub(in super::super) stale: bool,
     /// The device was told that it is not needed.
@@ -26,8 +30,9 @@ pub(in super::super) struct Free {
 
 impl Free {
     /// A segment whose header is valid, and whose records are all dead.
-    fn stale(id: SegmentId) -> Free {
-        Free { id, prepared: true, stale: true, trimmed: false, after: Version(0) }
+    pub(super) fn stale(id: SegmentId) -> Free {
+        let (prepared, has_room, stale, trimmed) = (true, true, true, false);
+        Free { id, prepared, has_room, stale, trimmed, after: Version(0) }
     }
 }
 
@@ -35,6 +40,8 @@ impl Free {
 pub(super) struct FreeList {
     list: VecDeque<Free>,
     checkpoint: VecDeque<Free>,
+    /// Segments for which there was no room when it was asked for; none of them is stale.
+    holes: VecDeque<Free>,
     /// How many were taken to be put back.
     borrowed: usize,
     /// Taken from here while their headers were valid, and not known to have a new one: a crash brings back what they held.
@@ -63,7 +70,7 @@ impl Segments {
 
     /// Puts a segment on the free list that holds nothing of this store.
     pub(in super::super) fn add_free(&self, id: SegmentId, prepared: bool) {
-        self.push_free(Free { prepared, stale: false, ..Free::stale(id) });
+        self.push_free(Free { prepared, has_room: prepared, stale: false, ..Free::stale(id) });
     }
 
     /// Puts a segment on the free list whose header is valid, and whose records are all dead.
@@ -135,10 +142,56 @@ impl Segments {
         }
     }
 
-    /// The first segments of the free list that are not prepared yet and come up soon.
-    pub(in super::super) fn unprepared(&self, ahead: usize) -> Option<SegmentId> {
+    /// One of the first `ahead` segments of the free list for which there may be no room.
+    pub(in super::super) fn without_room(&self, ahead: usize) -> Option<SegmentId> {
         let free = self.free.lock();
-        free.list.iter().take(ahead).find(|free| !free.prepared).map(|free| free.id)
+        free.list.iter().take(ahead).find(|free| !free.has_room).map(|free| free.id)
+    }
+
+    /// There is room for a segment of the free list.
+    pub(in super::super) fn note_room(&self, id: SegmentId) {
+        let its = |free: &&mut Free| free.id == id;
+        if let Some(free) = self.free.lock().list.iter_mut().find(its) {
+            (free.has_room, free.trimmed) = (true, false);
+        }
+    }
+
+    /// There is no room for a segment of the free list, or for any of those that are not known to have it: it is a hole.
+    pub(in super::super) fn lack_room(&self, of: Option<SegmentId>) {
+        let all = &mut *self.free.lock();
+        let has_room = |free: &Free| free.has_room || of.is_some_and(|id| id != free.id);
+        let (list, holes): (_, VecDeque<Free>) = all.list.drain(..).partition(has_room);
+        all.list = list;
+        all.holes.extend(holes);
+    }
+
+    /// There is no room for this one, which was taken.
+    pub(in super::super) fn add_hole(&self, hole: Free) {
+        self.free.lock().holes.push_back(hole);
+    }
+
+    /// Takes one of the holes, to ask for its room.
+    pub(in super::super) fn take_hole(&self) -> Option<Free> {
+        self.free.lock().holes.pop_front()
+    }
+
+    /// There is room for one that was a hole; perhaps for the others as well.
+    pub(in super::super) fn fill_hole(&self, hole: Free) {
+        let all = &mut *self.free.lock();
+        all.list.push_back(Free { has_room: true, trimmed: false, ..hole });
+        all.list.extend(all.holes.drain(..));
+    }
+
+    /// Number of holes.
+    pub(in super::super) fn hole_count(&self) -> usize {
+        self.free.lock().holes.len()
+    }
+
+    /// One of the first `ahead` segments of the free list that is not prepared yet; `trimmed`: also if it was given back.
+    pub(in super::super) fn unprepared(&self, ahead: usize, trimmed: bool) -> Option<SegmentId> {
+        let free = self.free.lock();
+        let is_it = |free: &&Free| !free.prepared && (trimmed || !free.trimmed);
+        free.list.iter().take(ahead).find(is_it).map(|free| free.id)
     }
 
     /// Takes a segment off the free list to prepare it; refuses when the log may need it now.

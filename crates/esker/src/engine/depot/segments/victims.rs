@@ -181,7 +181,7 @@ impl Segments {
     /// Whether the copies of all that is live would take so much that, with another segment of records, cleaning might
     /// gain nothing while no more is free than deletes leave alone.
     pub(in super::super) fn is_crowded(&self, now: u64) -> bool {
-        let count = self.segments.len() as u64;
+        let count = (self.segments.len() - self.hole_count()) as u64;
         // Of a store in which no segment is worth its cleaning, all that copies of what is live would not take is free:
         // what deletes leave alone and what is left of the cleaner's two open segments, three at most. A segment fills up
         // before this is asked again. That is one more than the reserve; half a one makes up for what is only estimated.

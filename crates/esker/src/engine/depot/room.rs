@@ -1,0 +1,77 @@
+//! Room for free segments on a file system that others use, too.
+//!
+//! What was given back of a file is a hole, and so are parts of one that a copy left sparse: a write there may find no room, and a log that
+//! failed in the midst of a batch takes nothing more. So the room of a segment is asked for before it is taken into use; and ahead of
+//! that for as many as puts leave alone, so that deletes and the cleaner have them when the file system is full.
+//!
+//! # Invariants
+//! - O1: no header is written to a segment for which the file system may have no room.
+//! - O2: where it has none, the store is as large as its other segments: puts are refused in time, what is dead is cleaned or evicted,
+//!   and deletes go on. Holes are asked for again while nobody writes, and before a write is refused.
+//!
+//! # Concurrency
+//! Any thread. Whoever asks for a hole has taken it off its list.
+//!
+//! # Failure
+//! Nothing of this is on media: an open asks anew.
+
+use super::segments::Free;
+use super::{Depot, sites};
+use esker_base::ErrorKind;
+use esker_base::ids::SegmentId;
+
+/// So many that are refused stand for all: each costs a call.
+const TRIES: usize = 16;
+
+impl Depot {
+    /// Segments of the free list for which there is to be room: those that puts leave alone, and one for a put.
+    pub(super) fn room_ahead(&self) -> usize {
+        self.segments.reserve_of_puts() + 1
+    }
+
+    /// Takes a segment for which there is room with `take`; `None` if there is none.
+    pub(super) fn with_room(&self, take: impl Fn() -> Option<Free>) -> Option<Free> {
+        loop {
+            let free = take()?;
+            if free.has_room || self.has_room_for(free.id) {
+                return Some(free);
+            }
+            self.segments.add_hole(free);
+        }
+    }
+
+    /// Asks for the room of the segments that come next.
+    pub(super) fn reserve_ahead(&self) {
+        let mut refused = 0;
+        while let Some(id) = self.segments.without_room(self.room_ahead()) {
+            if self.has_room_for(id) {
+                self.segments.note_room(id);
+                continue;
+            }
+            refused += 1;
+            self.segments.lack_room((refused < TRIES).then_some(id));
+        }
+        if refused > 0 {
+            tracing::warn!("the file system has no room for free segments");
+        }
+    }
+
+    /// Asks for the room of a hole, of each in turn; true if there is more now than there was.
+    pub(super) fn fill_holes(&self) -> bool {
+        let Some(hole) = self.segments.take_hole() else { return false };
+        if !self.has_room_for(hole.id) {
+            self.segments.add_hole(hole);
+            return false;
+        }
+        self.segments.fill_hole(hole);
+        self.reserve_ahead();
+        true
+    }
+
+    /// Whether the file system has room for a segment. What else fails is told by the write.
+    fn has_room_for(&self, id: SegmentId) -> bool {
+        let offset = self.layout.segment_offset(id);
+        let reserved = self.device.reserve(sites::RESERVE, offset, self.layout.segment_size);
+        !reserved.is_err_and(|error| error.kind() == ErrorKind::NoSpace)
+    }
+}
