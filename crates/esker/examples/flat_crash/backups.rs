@@ -95,6 +95,27 @@ pub(super) fn a_backup_is_there_or_the_one_before() -> Verdict {
     Ok(())
 }
 
+/// Blocks of a chunk that an earlier backup has are taken between two backups, and none besides.
+pub(super) fn a_chunk_that_changed_is_copied_again() -> Verdict {
+    let memory = memory(Initial::Zeros);
+    let store = open(&memory, &one_core())?;
+    let archive = SimArchive::new();
+    for round in 0..3_u8 {
+        for number in 0..3_u8 {
+            put(&store, &format!("key{number}"), &[number ^ round; 400])?;
+        }
+        store.backup_to(&archive, &Progress::default()).map_err(words)?;
+        if restored(&archive)? != held(&store)? {
+            return Err(format!("backup {round} has not what the store has"));
+        }
+        let again = store.backup_to(&archive, &Progress::default()).map_err(words)?;
+        if again.segments_copied > 0 {
+            return Err(format!("nothing changed, and it was copied: {again}"));
+        }
+    }
+    Ok(())
+}
+
 /// A damaged file is refused, whichever it is, before anybody reads what was in it.
 pub(super) fn a_damaged_backup_is_refused() -> Verdict {
     let memory = memory(Initial::Zeros);

@@ -20,7 +20,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them, each in a simulation of its own, and tells what went wrong.
 pub(crate) fn failures() -> impl Iterator<Item = String> {
-    let scenarios: [Scenario; 35] = [
+    let scenarios: [Scenario; 36] = [
         ("a format is whole or none", a_format_is_whole_or_none),
         ("a first write survives", a_first_write_survives),
         ("a clean stop survives", a_clean_stop_survives),
@@ -54,6 +54,7 @@ pub(crate) fn failures() -> impl Iterator<Item = String> {
         ("a checkpoint waits for writes", checkpoints::a_checkpoint_waits_for_writes_under_way),
         ("what is copied is not overwritten", backups::what_is_copied_is_not_overwritten),
         ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),
+        ("a chunk that changed is copied again", backups::a_chunk_that_changed_is_copied_again),
         ("a damaged backup is refused", backups::a_damaged_backup_is_refused),
         ("a restore is whole or none", backups::a_restore_is_whole_or_none),
     ];

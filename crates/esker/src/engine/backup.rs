@@ -12,7 +12,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::backup::{
     BackupEngine, FlatManifest, MANIFEST_NAME, MANIFEST_NEW_NAME, Manifest, ManifestEntry,
-    ManifestOf, Root, SegmentForm, is_backup_name,
+    ManifestOf, Root, is_backup_name,
 };
 use esker_format::flex_db::backup::{BackupEntry, FlexBackup, is_backup_file};
 use esker_media::{Archive, BufferPool, IoBuf};
@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 /// Bytes read and written at once.
 pub(crate) const COPY_SIZE: u64 = 1 << 20;
 
-/// Full segments that an earlier backup has, by number, epoch and salt.
+/// Segments that an earlier backup has, by number, epoch and salt.
 pub(crate) type Copied = HashMap<(SegmentId, u64, u64), ManifestEntry>;
 
 /// What names the files of a backup: the manifest of whatever engine.
@@ -157,13 +157,11 @@ fn engine_in(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Full segments of an earlier backup whose files are there.
+/// Segments of an earlier backup whose files are there.
 pub(crate) fn copied<R>(archive: &dyn Archive, earlier: Option<&ManifestOf<R>>) -> Result<Copied> {
     let mut copied = HashMap::new();
     for entry in earlier.into_iter().flat_map(|manifest| &manifest.segments) {
-        if entry.form == SegmentForm::Whole
-            && archive.size_bytes_of(&entry.file_name())? == Some(entry.length_bytes)
-        {
+        if archive.size_bytes_of(&entry.file_name())? == Some(entry.length_bytes) {
             copied.insert((entry.id, entry.epoch.0, entry.salt), *entry);
         }
     }

@@ -137,3 +137,73 @@ fn a_second_backup_copies_what_changed_and_damage_is_named() {
     // It was found before anything was replaced.
     assert!(held(&Store::open(&options(&data, None)).unwrap()) == expected);
 }
+
+#[test]
+fn a_backup_of_a_store_that_did_not_change_copies_nothing() {
+    for engine in KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("backup");
+        let data = options(&folder.path().join("store"), Some(engine));
+        let store = Store::open(&data).unwrap();
+        for number in 0..400_u64 {
+            store.put(&(number % 90).to_le_bytes(), &value(number)).unwrap();
+        }
+        let first = store.backup(&target).unwrap();
+        assert_eq!(first.segments_reused, 0, "{engine}");
+        for _ in 0..2 {
+            let again = store.backup(&target).unwrap();
+            assert_eq!((again.segments_copied, again.bytes_copied), (0, 0), "{engine}: {again:?}");
+            assert_eq!(again.segments_reused, first.segments_copied, "{engine}: {again:?}");
+            assert_eq!(again.last_version, first.last_version, "{engine}");
+        }
+        store.put(&5_u64.to_le_bytes(), &value(2)).unwrap();
+        let after = store.backup(&target).unwrap();
+        // The log that was open and the one that is, and a chunk of blocks.
+        assert!((1..=3).contains(&after.segments_copied), "{engine}: {after:?}");
+        // Blocks of one size take the places of others.
+        for number in 0..90_u64 {
+            store.delete(&number.to_le_bytes()).unwrap();
+            store.put(&number.to_le_bytes(), &[number as u8; 300]).unwrap();
+        }
+        store.backup(&target).unwrap();
+        assert_eq!(store.backup(&target).unwrap().segments_copied, 0, "{engine}");
+        let expected = held(&store);
+        store.close().unwrap();
+        drop(store);
+        let store = Store::open(&data).unwrap();
+        let opened = store.backup(&target).unwrap();
+        assert_eq!(opened.segments_copied, 0, "{engine}, opened again: {opened:?}");
+        let made = options(&folder.path().join("restored"), None);
+        restore(&target, &made).unwrap();
+        let restored = Store::open(&made).unwrap();
+        assert!(held(&restored) == expected, "{engine}");
+        assert!(restored.check().unwrap().is_sound());
+    }
+}
+
+#[test]
+fn a_file_that_has_not_what_its_chunk_has_is_copied_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("backup");
+    let store =
+        Store::open(&options(&folder.path().join("store"), Some(EngineKind::FlatCceh))).unwrap();
+    for number in 0..20_u64 {
+        store.put(&number.to_le_bytes(), &value(number % 4)).unwrap();
+    }
+    let first = store.backup(&target).unwrap();
+    let mut damaged = 0;
+    let files = std::fs::read_dir(&target).unwrap().map(|file| file.unwrap().path());
+    for file in files.filter(|path| !path.ends_with("MANIFEST")) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&file, &bytes).unwrap();
+        damaged += 1;
+    }
+    // None of them is full.
+    assert_eq!(damaged, first.segments_copied);
+    let second = store.backup(&target).unwrap();
+    assert_eq!((second.segments_copied, second.segments_reused), (damaged, 0));
+    let made = options(&folder.path().join("restored"), None);
+    restore(&target, &made).unwrap();
+    assert!(held(&Store::open(&made).unwrap()) == held(&store));
+}

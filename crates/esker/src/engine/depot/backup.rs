@@ -153,7 +153,7 @@ impl Depot {
         for (key, entry) in copied {
             let (id, epoch, salt) = key;
             let of = self.segments.incarnation(id);
-            if (of.epoch.0, of.salt) != (epoch, salt) {
+            if entry.form != SegmentForm::Whole || (of.epoch.0, of.salt) != (epoch, salt) {
                 continue;
             }
             // Where it cannot be read, who copies the segment tells.

@@ -10,7 +10,9 @@
 //! entries, which have the keys that checksums of records cover. What is written from then on is as it was written.
 //!
 //! Full logs and large records do not change in one incarnation, so those that an earlier backup has, by number, epoch, salt and
-//! the checksum of what they hold, are not copied again and not held.
+//! the checksum of what they hold, are not copied again and not held. Open logs and chunks of blocks may change, so they are held and
+//! read; where the file of an earlier backup has the same bytes it is kept. All of it is compared: a checksum would not tell all
+//! changes.
 //!
 //! # Concurrency
 //! One backup at a time. The locks are held for a look at each chunk; then nothing is held across a copy that anybody
@@ -53,9 +55,9 @@ struct Part {
 struct Cut {
     next_version: u64,
     clear_version: u64,
-    /// Chunks to copy.
+    /// Chunks to copy, if no earlier backup turns out to have them.
     missing: Vec<Part>,
-    /// Chunks that an earlier backup has.
+    /// Chunks that do not change, and that an earlier backup has.
     entries: Vec<ManifestEntry>,
 }
 
@@ -78,24 +80,28 @@ impl Flat {
             return Err(Error::invalid("back up", words).device(archive.name()));
         }
         remove_unnamed(archive, earlier.as_ref())?;
-        let copied = self.same_of(copied(archive, earlier.as_ref())?, progress)?;
+        let copied = copied(archive, earlier.as_ref())?;
+        let same = self.same_of(&copied, progress)?;
         let number = earlier.map_or(1, |earlier| earlier.number + 1);
         self.verify_records(progress)?;
-        let (holding, cut) = self.cut(&copied)?;
+        let (holding, cut) = self.cut(&same)?;
         let Cut { next_version, clear_version, missing, mut entries } = cut;
-        let reused = entries.len() as u64;
-        let (mut bytes, mut chunks) = (0, 0);
         for (done, part) in (0..).zip(&missing) {
             progress.report(done, missing.len() as u64);
-            let first = entries.len();
-            self.copy_part(archive, &holding, (part, number), progress, &mut entries)?;
-            let new = entries.get(first..).unwrap_or_default();
-            bytes += new.iter().map(|entry| entry.length_bytes).sum::<u64>();
-            chunks += new.len() as u64;
+            let part = (part, number);
+            self.copy_part(archive, &copied, &holding, part, progress, &mut entries)?;
         }
         progress.report(missing.len() as u64, missing.len() as u64);
         drop(holding);
         entries.sort_by_key(|entry| entry.id);
+        let new = entries.iter().filter(|entry| entry.number == number);
+        let segments_copied = new.clone().count() as u64;
+        let report = BackupReport {
+            segments_copied,
+            segments_reused: entries.len() as u64 - segments_copied,
+            bytes_copied: new.map(|entry| entry.length_bytes).sum(),
+            last_version: Version(next_version.saturating_sub(1)),
+        };
         let manifest = FlatManifest {
             number,
             next_version: Version(next_version),
@@ -105,16 +111,11 @@ impl Flat {
             segments: entries,
         };
         publish(archive, &manifest)?;
-        Ok(BackupReport {
-            segments_copied: chunks,
-            segments_reused: reused,
-            bytes_copied: bytes,
-            last_version: Version(next_version.saturating_sub(1)),
-        })
+        Ok(report)
     }
 
     /// Chooses what the backup covers, and begins to hold what is not copied yet.
-    fn cut(&self, earlier: &Copied) -> Result<(Holding<'_>, Cut)> {
+    fn cut(&self, same: &Copied) -> Result<(Holding<'_>, Cut)> {
         let _locks = self.keys.lock_all();
         let _still = self.hold_cleaning();
         self.refuse()?;
@@ -128,8 +129,8 @@ impl Flat {
             let Some(part) = self.part_of(number, chunk)? else { continue };
             let numbers = number..number + part.chunks;
             let known: Option<Vec<ManifestEntry>> =
-                numbers.map(|number| self.known_in(earlier, &part, number)).collect();
-            match known {
+                numbers.map(|number| self.known_in(same, &part, number)).collect();
+            match known.filter(|_| part.form == SegmentForm::Whole) {
                 Some(known) => cut.entries.extend(known),
                 None => cut.missing.push(part),
             }
@@ -161,25 +162,27 @@ impl Flat {
         Ok(Some(Part { header, chunks, form, is_log: chunk.is_log(), length }))
     }
 
-    /// The file of an earlier backup for a chunk of a part that does not change any more.
+    /// The file of an earlier backup that has as much of a chunk of a part.
     fn known_in(&self, earlier: &Copied, part: &Part, number: u32) -> Option<ManifestEntry> {
         let entry = self.entry_of(part, number, 0);
-        let known = earlier.get(&(entry.id, entry.epoch.0, entry.salt)).copied();
-        known.filter(|known| {
-            part.form == SegmentForm::Whole && known.length_bytes == entry.length_bytes
-        })
+        let known = earlier.get(&(entry.id, entry.epoch.0, entry.salt));
+        let known = known.filter(|known| known.length_bytes == entry.length_bytes);
+        known.map(|known| ManifestEntry { form: part.form, ..*known })
     }
 
-    /// Of the files that an earlier backup has, those with what the chunks hold. A store whose medium is put back to what it was
-    /// goes on from there, with the same epochs as after the first time.
-    fn same_of(&self, copied: Copied, progress: &Progress) -> Result<Copied> {
+    /// Of the files that an earlier backup has, those of chunks that do not change, with what these hold. A store whose medium is put
+    /// back to what it was goes on from there, with the same epochs as after the first time.
+    fn same_of(&self, copied: &Copied, progress: &Progress) -> Result<Copied> {
         let mut same = Copied::new();
         for (number, chunk) in self.chunks.iter().filter(|_| !copied.is_empty()) {
             progress.check("back up")?;
             // It may be freed meanwhile; what cannot be read is told when it is copied.
             let Ok(Some(part)) = self.part_of(number, chunk) else { continue };
+            if part.form != SegmentForm::Whole {
+                continue;
+            }
             for number in number..number + part.chunks {
-                if let Some(known) = self.known_in(&copied, &part, number)
+                if let Some(known) = self.known_in(copied, &part, number)
                     && self.part_bytes(number, &part).is_ok_and(|(_, sum)| sum == known.checksum)
                 {
                     same.insert((known.id, known.epoch.0, known.salt), known);
@@ -201,10 +204,11 @@ impl Flat {
         }
     }
 
-    /// Copies one part, each chunk to a file of its own.
+    /// Copies one part, each chunk to a file of its own, unless there is one.
     fn copy_part(
         &self,
         archive: &dyn Archive,
+        earlier: &Copied,
         holding: &Holding<'_>,
         (part, backup): (&Part, u64),
         progress: &Progress,
@@ -213,15 +217,24 @@ impl Flat {
         let first = part.header.number;
         for number in first..first + part.chunks {
             progress.check("back up")?;
-            let mut entry = self.entry_of(part, number, backup);
-            let mut writer = archive.create(&entry.file_name())?;
             self.check_open()?;
-            // If it is, the end of this part tells.
-            if !holding.is_broken() {
-                let (bytes, checksum) = self.part_bytes(number, part)?;
-                writer.write(&bytes)?;
-                entry.checksum = checksum;
+            if holding.is_broken() {
+                // The end of this part tells.
+                break;
             }
+            let (bytes, checksum) = self.part_bytes(number, part)?;
+            let known = self.known_in(earlier, part, number);
+            let known = known.filter(|known| {
+                (known.checksum == checksum && self.has_bytes(archive, known, &bytes))
+                    || sites::BACKUP_SAME.disabled()
+            });
+            if let Some(known) = known {
+                entries.push(known);
+                continue;
+            }
+            let entry = ManifestEntry { checksum, ..self.entry_of(part, number, backup) };
+            let mut writer = archive.create(&entry.file_name())?;
+            writer.write(&bytes)?;
             writer.finish(engine::sites::BACKUP_FILE_FLUSH)?;
             entries.push(entry);
         }
@@ -233,6 +246,13 @@ impl Flat {
             ));
         }
         Ok(())
+    }
+
+    /// Whether the file of an earlier backup has these bytes. One that cannot be read has not.
+    fn has_bytes(&self, archive: &dyn Archive, known: &ManifestEntry, bytes: &[u8]) -> bool {
+        let mut found = self.pool.get(bytes.len());
+        let read = archive.read_at(&known.file_name(), 0, &mut found);
+        read.is_ok_and(|read| read == bytes.len()) && *found == *bytes
     }
 
     /// The bytes of a chunk of a part as they are copied, and their checksum.

@@ -79,6 +79,8 @@ esker_base::sites! {
     pub CHECKPOINT_SETTLED: Wait = "flat.checkpoint.settled";
     /// Nothing that a backup is to copy is overwritten before.
     pub BACKUP_HOLD: Compare = "flat.backup.hold";
+    /// A chunk that may have changed still has what the file of an earlier backup has.
+    pub BACKUP_SAME: Compare = "flat.backup.same";
     /// Stores a restored chunk, or the root.
     pub RESTORE_STORE: Write = "flat.restore.store";
     /// Writes it back.
