@@ -62,7 +62,10 @@ impl SimDevices {
                 let state_seed = rng.next_u64();
                 match rng.below(4) {
                     0 => replay.durable().clone(),
-                    1 => replay.states(2, state_seed).state(1).image(),
+                    1 => {
+                        let mut states = replay.states(2, state_seed);
+                        states.state(states.whole()).image()
+                    }
                     _ => replay.random_state(state_seed).image(),
                 }
             })

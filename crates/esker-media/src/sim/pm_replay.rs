@@ -12,7 +12,7 @@
 
 use super::image::{Image, place_hash};
 use super::pm::{Owner, PmEventKind, PmTrace, WORD_SIZE_BYTES, WordStore};
-use super::states::EXHAUSTIVE_STATES_MAX;
+use super::states::{EXHAUSTIVE_STATES_MAX, single};
 use crate::pmem::LINE_SIZE_BYTES;
 use esker_base::Site;
 use esker_base::rng::Rng;
@@ -168,13 +168,12 @@ impl<'t> PmReplay<'t> {
     #[must_use]
     pub fn random_state(&self, seed: u64) -> PmCrashState<'_, 't> {
         let states = PmCrashStates::new(self, 1, seed);
-        let past_the_special_ones = 4 + 2 * states.lines.len() as u64;
-        let number = if states.exhaustive {
-            Rng::from_seed(seed).below(states.end)
-        } else {
-            past_the_special_ones
-        };
-        states.state(number)
+        if states.exhaustive {
+            return states.state(Rng::from_seed(seed).below(states.end));
+        }
+        let mut kept = Vec::new();
+        states.random_words(FIXED + 2 * states.lines.len() as u64, &mut kept);
+        states.finish(kept)
     }
 
     fn pend(&mut self, (word, value): WordStore) -> PendingWord {
@@ -225,6 +224,9 @@ impl<'t> PmReplay<'t> {
         self.durable_order.get(&pending.word).is_none_or(|order| *order < pending.order)
     }
 }
+
+/// So many states of a point, the first ones, are always the same.
+const FIXED: u64 = 4;
 
 /// One state: the durable image with some pending words in it.
 #[derive(Clone, Debug)]
@@ -336,12 +338,14 @@ impl<'r, 't> PmCrashStates<'r, 't> {
             }
             2 => whole(kept, &|_| true),
             3 => all_nt(kept),
-            n if n < 4 + count => whole(kept, &|index| index == n - 4),
-            n if n < 4 + 2 * count => {
-                whole(kept, &|index| index != n - 4 - count);
-                all_nt(kept);
-            }
-            n => self.random_words(n, kept),
+            n => match single(n - FIXED, 2 * count, self.end, self.seed) {
+                Some(of) if of < count => whole(kept, &|index| index == of),
+                Some(of) => {
+                    whole(kept, &|index| index != of - count);
+                    all_nt(kept);
+                }
+                None => self.random_words(n, kept),
+            },
         }
     }
 

@@ -12,6 +12,19 @@ use esker_base::rng::Rng;
 /// Up to so many states, all are enumerated.
 pub(super) const EXHAUSTIVE_STATES_MAX: u64 = 256;
 
+/// So many states of a point, the first ones, are always the same.
+const FIXED: u64 = 2;
+
+/// Which of the `all` states that have one thing alone, or all but one, the sampled state `number` of `budget` is; `None`: it is any state.
+/// Where they would take more than half of the budget, every other state is one of them, drawn by `seed`.
+pub(super) fn single(number: u64, all: u64, budget: u64, seed: u64) -> Option<u64> {
+    if all <= budget / 2 {
+        return Some(number).filter(|number| *number < all);
+    }
+    let mut rng = Rng::from_seed(!seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    number.is_multiple_of(2).then(|| rng.below(all))
+}
+
 /// Chosen for one unit: which pending write is left there.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
@@ -118,19 +131,24 @@ impl<'r, 't> CrashStates<'r, 't> {
 
     pub(super) fn random(replay: &'r Replay<'t>, seed: u64) -> CrashState<'r, 't> {
         let mut states = CrashStates::new(replay, 1, seed);
-        let past_the_special_ones = 2 + 2 * states.writes.len() as u64;
-        let number = if states.exhaustive {
-            Rng::from_seed(seed).below(states.end)
-        } else {
-            past_the_special_ones
-        };
-        states.state(number)
+        if states.exhaustive {
+            return states.state(Rng::from_seed(seed).below(states.end));
+        }
+        let mut choices = Vec::with_capacity(states.unit_count);
+        states.random_choices(FIXED + 2 * states.writes.len() as u64, &mut choices);
+        states.finish(choices)
     }
 
     /// Whether these are all states of the point.
     #[must_use]
     pub fn is_exhaustive(&self) -> bool {
         self.exhaustive
+    }
+
+    /// Number of the state in which all that is pending survived.
+    #[must_use]
+    pub fn whole(&self) -> u64 {
+        if self.exhaustive { self.end - 1 } else { 1 }
     }
 
     /// State `number`.
@@ -165,9 +183,11 @@ impl<'r, 't> CrashStates<'r, 't> {
         match number {
             0 => {}
             1 => whole(choices, &|_| true),
-            n if n < 2 + count => whole(choices, &|index| index == n - 2),
-            n if n < 2 + 2 * count => whole(choices, &|index| index != n - 2 - count),
-            n => self.random_choices(n, choices),
+            n => match single(n - FIXED, 2 * count, self.end, self.seed) {
+                Some(of) if of < count => whole(choices, &|index| index == of),
+                Some(of) => whole(choices, &|index| index != of - count),
+                None => self.random_choices(n, choices),
+            },
         }
     }
 

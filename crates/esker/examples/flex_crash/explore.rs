@@ -246,9 +246,7 @@ impl Seed {
                 } else {
                     match self.rng.below(4) {
                         0 => 0,
-                        // Where these are all states, the last one, in which each unit survives.
-                        1 if states.is_exhaustive() => count - 1,
-                        1 => 1.min(count - 1),
+                        1 => states.whole(),
                         _ => self.rng.below(*count),
                     }
                 };

@@ -33,6 +33,21 @@ fn one_cut_leaves_each_device_its_own_part() {
     assert_eq!(survivors(0), BTreeSet::from([(0, 0)]));
 }
 
+/// A device with so little pending that all of its states can be counted.
+#[test]
+fn everything_survives_of_a_device_as_often_as_nothing() {
+    let devices = SimDevices::new(1, |index| SimBlockOptions::new(4096, index as u64));
+    devices.devices()[0].write_at(WRITE, 0, &[IoSlice::new(&[1; 2048])]).unwrap();
+    let traces = devices.traces();
+    let kept = |seed| {
+        let images = SimDevices::cut(&traces, devices.position(), seed);
+        images[0].to_vec().iter().filter(|byte| **byte == 1).count()
+    };
+    let kept: Vec<usize> = (0..400).map(kept).collect();
+    let times = |count: usize| kept.iter().filter(|kept| **kept == count).count();
+    assert!(times(0) > 80 && times(2048) > 80, "{} and {}", times(0), times(2048));
+}
+
 #[test]
 fn an_older_image_can_be_attached_again() {
     let old = Image::filled(4096, 3);

@@ -115,6 +115,29 @@ fn many_lines_are_sampled_without_doubling() {
     assert!(hashes.len() > 480, "{}", hashes.len());
 }
 
+/// More than states are asked for: those of single lines leave room for others.
+#[test]
+fn of_many_lines_few_states_are_mixed_and_torn_too() {
+    let memory = memory();
+    for word in 0..64 * 8 {
+        memory.store_u64(STORE, word * 8, word + 1).unwrap();
+    }
+    let trace = memory.trace();
+    let mut replay = trace.replay();
+    replay.advance_to(u64::MAX);
+    let (mut mixed, mut torn, mut single) = (0, 0, 0);
+    for state in replay.states(40, 3) {
+        let bytes = state.image().to_vec();
+        let survived = |line: &[u8]| line.chunks(8).filter(|word| **word != [0; 8]).count();
+        let lines: Vec<usize> = bytes[..64 * 64].chunks(64).map(survived).collect();
+        let whole = lines.iter().filter(|words| **words == 8).count();
+        single += usize::from(whole == 1 || whole == 63);
+        mixed += usize::from((4..60).contains(&whole));
+        torn += usize::from(lines.iter().any(|words| (1..8).contains(words)));
+    }
+    assert!(mixed > 8 && torn > 8 && single > 8, "{mixed} {torn} {single}");
+}
+
 /// Each task may have a core for itself.
 #[test]
 fn a_fence_covers_no_flush_of_another_task() {
