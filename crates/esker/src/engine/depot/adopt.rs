@@ -60,8 +60,8 @@ pub(super) fn directory_with_room(
     }
     let Some(index) = index else { return Ok(Directory::with_capacity(more.max(least))) };
     let entries = index.len() + more;
-    // Where less comes, tables grow as they do under writes.
-    if more <= index.len() / 64 || entries <= index.capacity() / 8 * 7 {
+    // Where less comes, tables grow as they do under writes; and there need not be memory for two.
+    if more <= index.len() / 4 || entries <= index.capacity() / 8 * 7 {
         return Ok(index);
     }
     let larger = Directory::with_capacity(entries);

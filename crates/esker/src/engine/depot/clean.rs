@@ -121,6 +121,7 @@ impl Depot {
                 return self.make_room_with(&mut cleaner, kept);
             }
             // Who has the lock may be making room, or be at something longer that began before.
+            self.reserve_ahead();
             if self.has_room(kept) {
                 return Ok(());
             }
@@ -139,12 +140,13 @@ impl Depot {
         let mut looks = self.looks_of_a_writer();
         cleaner.unread.begin_round();
         while tries < limit {
+            self.reserve_ahead();
             if self.has_room(kept) {
                 return Ok(());
             }
             self.log.refuse()?;
             // Where too much is live, what matters is what has expired of it, or is a tombstone that nobody needs.
-            let full = self.segments.free_count() <= kept;
+            let full = !self.segments.has_more_than(kept);
             // A backup that ends meanwhile leaves segments to clean.
             let held = full && self.segments.is_holding();
             if full && self.fill_holes() {
@@ -171,16 +173,19 @@ impl Depot {
             return Ok(());
         }
         let full = Error::new(ErrorKind::NoSpace, "write store");
-        Err(match cleaner.unread.error() {
-            Some(error) => full.source(error.clone()),
-            None => full
-                .context(format!("all {} segments hold live records", self.layout.segment_count)),
+        let (all, holes) = (self.layout.segment_count, self.segments.hole_count());
+        Err(match (cleaner.unread.error(), holes) {
+            (Some(error), _) => full.source(error.clone()),
+            (None, 0) => full.context(format!("all {all} segments hold live records")),
+            (None, _) => full.context(format!(
+                "the file system has no room for {holes} of {all} segments: the others hold live records"
+            )),
         })
     }
 
     /// Whether a write that leaves so many free segments alone may take one.
     pub(super) fn has_room(&self, kept: usize) -> bool {
-        self.segments.free_count() > kept && !self.is_crowded_for(kept)
+        self.segments.has_more_than(kept) && !self.is_crowded_for(kept)
     }
 
     /// Whether so much is live that such a write may not add to it. A cache moves next to nothing.
@@ -457,7 +462,7 @@ impl Depot {
         let in_tail = mover
             .tail
             .is_some_and(|tail| tail.position + with(tail.summary) <= self.layout.trailer());
-        in_tail || self.segments.free_count() > 0
+        in_tail || self.segments.has_more_than(0)
     }
 
     /// The live records of a segment, by place.

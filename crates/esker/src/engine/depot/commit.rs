@@ -149,7 +149,7 @@ impl Depot {
             let kept = self.kept_for(items);
             // What is live is looked at once for each batch.
             let crowded = batch.entries.is_empty() && self.is_crowded_for(kept);
-            if crowded || self.segments.free_count() <= kept {
+            if crowded || !self.segments.has_more_than(kept) {
                 return Ok(Append::NoRoom(kept));
             }
         }

@@ -156,6 +156,8 @@ pub(crate) struct Depot {
     record_cache: Option<RecordCache>,
     /// Whether free space is given back while nobody writes.
     trim_idle: bool,
+    /// Milliseconds of the clock until which holes are not asked for again.
+    holes_asked: AtomicU64,
     durability: Durability,
     /// The superblock on media says so, and a clean end takes it back.
     is_in_doubt: bool,
@@ -287,6 +289,7 @@ impl Depot {
             repair: lenient.then(|| std::mem::take(&mut log.known)),
             record_cache: RecordCache::new(options.record_cache_bytes, !device.reads_bytes()),
             trim_idle: options.trim_idle,
+            holes_asked: AtomicU64::new(0),
             durability: options.durability,
             is_in_doubt,
             leave_share: options.testing.leave_share,

@@ -498,12 +498,12 @@ fn headers(
             if id.0 >= superblock.segment_count {
                 return Ok(headers);
             }
-            match source.header_and_damage(superblock.store_id, id) {
-                Ok((Some(header), damaged)) => {
+            match source.header_and_other(superblock.store_id, id) {
+                Ok((Some(header), other, _)) => {
                     headers.valid.push(header);
-                    headers.copies.extend(damaged.map(|at| (at, header)));
+                    headers.copies.extend(other.map(|at| (at, header)));
                 }
-                Ok((None, _)) => headers.blank.push(id),
+                Ok((None, ..)) => headers.blank.push(id),
                 Err(error) if lenient && error.kind() == ErrorKind::Corrupted => {
                     tracing::warn!(%error, "what stands in a segment is lost");
                     headers.damaged.push(id);

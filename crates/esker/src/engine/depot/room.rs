@@ -19,9 +19,12 @@ use super::segments::Free;
 use super::{Depot, sites};
 use esker_base::ErrorKind;
 use esker_base::ids::SegmentId;
+use std::sync::atomic::Ordering;
 
 /// So many that are refused stand for all: each costs a call.
 const TRIES: usize = 16;
+/// Milliseconds until a hole is asked for again: what the file system has meanwhile is everybody's.
+const ASKED_AGAIN_MS: u64 = 250;
 
 impl Depot {
     /// Segments of the free list for which there is to be room: those that puts leave alone, and one for a put.
@@ -31,12 +34,17 @@ impl Depot {
 
     /// Takes a segment for which there is room with `take`; `None` if there is none.
     pub(super) fn with_room(&self, take: impl Fn() -> Option<Free>) -> Option<Free> {
+        let mut refused = 0;
         loop {
             let free = take()?;
             if free.has_room || self.has_room_for(free.id) {
                 return Some(free);
             }
             self.segments.add_hole(free);
+            refused += 1;
+            if refused == TRIES {
+                self.segments.lack_room(None);
+            }
         }
     }
 
@@ -56,22 +64,39 @@ impl Depot {
         }
     }
 
-    /// Asks for the room of a hole, of each in turn; true if there is more now than there was.
+    /// Asks for the room of a hole, of each in turn and now and then; true if there is more now than there was.
     pub(super) fn fill_holes(&self) -> bool {
+        if self.segments.hole_count() == 0 {
+            return false;
+        }
+        let now = u64::try_from(self.clock.monotonic().as_millis()).unwrap_or(u64::MAX);
+        let next = self.holes_asked.load(Ordering::Relaxed);
+        let until = now.saturating_add(ASKED_AGAIN_MS);
+        let order = Ordering::Relaxed;
+        if now < next || self.holes_asked.compare_exchange(next, until, order, order).is_err() {
+            return false;
+        }
         let Some(hole) = self.segments.take_hole() else { return false };
         if !self.has_room_for(hole.id) {
             self.segments.add_hole(hole);
             return false;
         }
         self.segments.fill_hole(hole);
+        // The next one need not wait.
+        self.holes_asked.store(0, order);
         self.reserve_ahead();
         true
     }
 
-    /// Whether the file system has room for a segment. What else fails is told by the write.
+    /// Whether the file system has room for a segment, which holds nothing. What else fails is told by the write.
     fn has_room_for(&self, id: SegmentId) -> bool {
-        let offset = self.layout.segment_offset(id);
-        let reserved = self.device.reserve(sites::RESERVE, offset, self.layout.segment_size);
-        !reserved.is_err_and(|error| error.kind() == ErrorKind::NoSpace)
+        let (offset, size) = (self.layout.segment_offset(id), self.layout.segment_size);
+        let reserved = self.device.reserve(sites::RESERVE, offset, size);
+        let lacks = reserved.is_err_and(|error| error.kind() == ErrorKind::NoSpace);
+        if lacks {
+            // A part of it may have been taken, which others may need: nothing here is of use before all of it is there.
+            let _ = self.device.discard(sites::TRIM, offset, size);
+        }
+        !lacks
     }
 }

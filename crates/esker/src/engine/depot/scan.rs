@@ -133,12 +133,22 @@ impl Source<'_> {
         self.header_and_damage(store_id, id).map(|(header, _)| header)
     }
 
-    /// As [`Source::header`], and the device offset of a copy that says something else, or nothing, beside the one that counts.
+    /// As [`Source::header`], and the device offset of a copy that is damaged, beside one that is not.
     pub(super) fn header_and_damage(
         &self,
         store_id: StoreId,
         id: SegmentId,
     ) -> Result<(Option<SegmentHeader>, Option<u64>)> {
+        self.header_and_other(store_id, id).map(|(header, _, damaged)| (header, damaged))
+    }
+
+    /// As [`Source::header`], and the device offsets of a copy that says something else, or nothing, beside the one that counts, and of one
+    /// that is damaged. A copy of a store in use may just be written.
+    pub(super) fn header_and_other(
+        &self,
+        store_id: StoreId,
+        id: SegmentId,
+    ) -> Result<(Option<SegmentHeader>, Option<u64>, Option<u64>)> {
         let base = self.layout.segment_offset(id);
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
         let places = [base, base + self.layout.header_copy()];
@@ -175,13 +185,12 @@ impl Source<'_> {
                     .device(self.device.name())
                     .at(place, self.layout.block))
             }
-            // What the device refuses is not written over.
-            (Some(_), Some(_), _) => Ok((header, None)),
             (Some(_), None, _) => {
                 let other = places.iter().zip(&copies).find(|(_, copy)| decode(copy) != header);
-                Ok((header, other.map(|(place, _)| *place)))
+                Ok((header, other.map(|(place, _)| *place), damaged))
             }
-            (None, ..) => Ok((None, None)),
+            // What the device refuses is not written over.
+            (header, ..) => Ok((header, None, damaged)),
         }
     }
 

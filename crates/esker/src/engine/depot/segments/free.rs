@@ -68,6 +68,13 @@ impl Segments {
         free.list.len() + if kept { 0 } else { free.checkpoint.len() }
     }
 
+    /// Whether there are more than `kept` free segments for which the file system is known to have room.
+    pub(in super::super) fn has_more_than(&self, kept: usize) -> bool {
+        let free = self.free.lock();
+        let known = free.list.iter().filter(|free| free.has_room).take(kept + 1).count();
+        known + free.checkpoint.len() > kept
+    }
+
     /// Puts a segment on the free list that holds nothing of this store.
     pub(in super::super) fn add_free(&self, id: SegmentId, prepared: bool) {
         self.push_free(Free { prepared, has_room: prepared, stale: false, ..Free::stale(id) });
@@ -163,11 +170,13 @@ impl Segments {
         let (list, holes): (_, VecDeque<Free>) = all.list.drain(..).partition(has_room);
         all.list = list;
         all.holes.extend(holes);
+        self.forget_roomy();
     }
 
     /// There is no room for this one, which was taken.
     pub(in super::super) fn add_hole(&self, hole: Free) {
         self.free.lock().holes.push_back(hole);
+        self.forget_roomy();
     }
 
     /// Takes one of the holes, to ask for its room.

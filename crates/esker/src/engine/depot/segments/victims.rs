@@ -205,6 +205,11 @@ impl Segments {
         copies > limit
     }
 
+    /// What is known of room does not hold any more: there are fewer segments.
+    pub(super) fn forget_roomy(&self) {
+        *self.roomy.lock() = Roomy::default();
+    }
+
     /// Bytes of segments that the copies of what is live in this one would fill.
     fn room_of_copies(&self, segment: &Segment, now: u64) -> u128 {
         if segment.state.load(Ordering::Acquire) == Use::Free as u8 {
