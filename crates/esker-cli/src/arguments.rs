@@ -169,8 +169,8 @@ pub(crate) enum Command {
         /// First move what can be read away from damage, and forget what cannot
         #[arg(long)]
         repair: bool,
-        /// Only say what a repair would do; then verify the store as it is
-        #[arg(long, requires = "repair")]
+        /// First only say what a repair would do, also with --repair
+        #[arg(long)]
         dry_run: bool,
     },
     /// Move live records together, so that as much space as possible is free. No server may have the store open: one that runs
