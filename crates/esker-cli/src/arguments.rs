@@ -206,7 +206,7 @@ pub(crate) enum Command {
         #[arg(value_name = "SOURCE")]
         source: PathBuf,
     },
-    /// Write all items to FILE, or standard output, as JSON lines
+    /// Write all items to FILE, or standard output (also as -), as JSON lines
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Dump {
         #[command(flatten)]
@@ -216,7 +216,7 @@ pub(crate) enum Command {
         skip_damaged: bool,
         file: Option<PathBuf>,
     },
-    /// Store all items of a dump from FILE, or standard input
+    /// Store all items of a dump from FILE, or standard input (also as -)
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Load {
         #[command(flatten)]
