@@ -66,6 +66,35 @@ pub fn take_away(path: &Path, was_there: bool) -> Result<()> {
     })
 }
 
+/// Folders that are missing: those that are made meanwhile, and still empty when this is dropped, go again.
+#[derive(Debug, Default)]
+pub struct NewFolders(Vec<PathBuf>);
+
+impl NewFolders {
+    /// Of `path`, and those above it.
+    pub fn note(&mut self, path: &Path) {
+        let is_missing = |path: &&Path| {
+            let found = rustix::fs::stat(*path).err();
+            !path.as_os_str().is_empty() && found == Some(rustix::io::Errno::NOENT)
+        };
+        self.0.extend(path.ancestors().take_while(is_missing).map(Path::to_path_buf));
+    }
+
+    /// They stay.
+    pub fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewFolders {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // One that has something in it stays, be it of somebody else.
+            let _ = rustix::fs::rmdir(path);
+        }
+    }
+}
+
 /// Makes a folder and the missing ones above it, and makes each durable in the one above.
 pub(crate) fn make_folders(path: &Path) -> Result<()> {
     let failed = |source: rustix::io::Errno| {
