@@ -61,6 +61,8 @@ esker_base::sites! {
     pub CLOSE_WRITE: Write = "depot.close.write";
     /// Makes that durable, and a checkpoint with it.
     pub CLOSE_FLUSH: Flush = "depot.close.flush";
+    /// Makes durable that a cache is in doubt, before anybody sees what a crash may lose.
+    pub DOUBT_FLUSH: Flush = "depot.doubt.flush";
     /// Readies free segments ahead of their use.
     pub PREPARE: Write = "depot.prepare";
     /// Reads a record.
