@@ -31,7 +31,7 @@ pub enum ErrorKind {
     ReadOnly = 5,
     /// The operation was under way when a write or flush failed: its effect may or may not survive.
     DurabilityUnknown = 6,
-    /// Another process has the store open.
+    /// Somebody else uses what only one may: the store, here or in another process, or what is to be written.
     Locked = 7,
     /// The store was written in a format that this build does not know.
     UnsupportedFormat = 8,
@@ -78,7 +78,7 @@ impl ErrorKind {
             ErrorKind::Io => "input/output error",
             ErrorKind::ReadOnly => "store is read-only",
             ErrorKind::DurabilityUnknown => "outcome unknown: a write or flush failed",
-            ErrorKind::Locked => "store is open already, here or in another process",
+            ErrorKind::Locked => "in use already, here or in another process",
             ErrorKind::UnsupportedFormat => "unsupported format version",
             ErrorKind::Timeout => "timed out",
             ErrorKind::OutOfMemory => "out of memory",
@@ -101,6 +101,15 @@ struct Inner {
     length: Option<u64>,
     context: Option<String>,
     source: Option<Source>,
+}
+
+impl Inner {
+    fn place(&self) -> Option<String> {
+        Some(match (self.offset?, self.length?) {
+            (offset, 0) => format!("at offset {offset}"),
+            (offset, length) => format!("{length} bytes at offset {offset}"),
+        })
+    }
 }
 
 /// A failure, with everything that is known about it. See the module's text.
@@ -156,7 +165,7 @@ impl Error {
         self
     }
 
-    /// Names the place on the device, in bytes.
+    /// Names the place on the device, in bytes; a length of 0 is one that nobody knows.
     #[must_use]
     pub fn at(mut self, offset: u64, length: u64) -> Self {
         let inner = Arc::make_mut(&mut self.0);
@@ -230,12 +239,12 @@ impl fmt::Display for Error {
         }
         if let Some(device) = &inner.device {
             write!(f, " (device {device}")?;
-            if let (Some(offset), Some(length)) = (inner.offset, inner.length) {
-                write!(f, ", {length} bytes at offset {offset}")?;
+            if let Some(place) = inner.place() {
+                write!(f, ", {place}")?;
             }
             write!(f, ")")?;
-        } else if let (Some(offset), Some(length)) = (inner.offset, inner.length) {
-            write!(f, " ({length} bytes at offset {offset})")?;
+        } else if let Some(place) = inner.place() {
+            write!(f, " ({place})")?;
         }
         if let Some(source) = &inner.source {
             write!(f, ": {source}")?;

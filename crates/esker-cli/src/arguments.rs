@@ -169,8 +169,8 @@ pub(crate) enum Command {
         /// First move what can be read away from damage, and forget what cannot
         #[arg(long)]
         repair: bool,
-        /// Only say what a repair would do; then verify the store as it is
-        #[arg(long, requires = "repair")]
+        /// First only say what a repair would do, also with --repair
+        #[arg(long)]
         dry_run: bool,
     },
     /// Move live records together, so that as much space as possible is free. No server may have the store open: one that runs
@@ -206,7 +206,7 @@ pub(crate) enum Command {
         #[arg(value_name = "SOURCE")]
         source: PathBuf,
     },
-    /// Write all items to FILE, or standard output, as JSON lines
+    /// Write all items to FILE, or standard output (also as -), as JSON lines
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Dump {
         #[command(flatten)]
@@ -216,7 +216,7 @@ pub(crate) enum Command {
         skip_damaged: bool,
         file: Option<PathBuf>,
     },
-    /// Store all items of a dump from FILE, or standard input
+    /// Store all items of a dump from FILE, or standard input (also as -)
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Load {
         #[command(flatten)]

@@ -78,7 +78,7 @@ pub(crate) fn delete(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done
 
 /// `esker check`.
 pub(crate) fn check(data: &Data, repair: bool, dry_run: bool) -> Result<Done, Failure> {
-    if repair {
+    if repair || dry_run {
         mend(data, dry_run)?;
     }
     let store = open_to_read(data)?;
@@ -90,7 +90,7 @@ pub(crate) fn check(data: &Data, repair: bool, dry_run: bool) -> Result<Done, Fa
         tell(&format!("problem: {problem}"))?;
     }
     tell(&format!(
-        "{} records in {} batches, {} bytes read",
+        "{} records (items, and notes of what was deleted or lost) in {} batches, {} bytes read",
         report.records, report.batches, report.bytes
     ))?;
     match report.is_sound() {

@@ -16,7 +16,7 @@
 //! # Failure
 //! A dump that fails leaves the file that was there before: a new one takes its name once it is whole and durable. It fails at
 //! the first item that cannot be read; with `--skip-damaged` it lacks those, and says how often.
-//! A line that is none of these stops the load, which says its number; items of the lines before
+//! A line that is none of these stops the load, which says its number, and how many items of the lines before
 //! it are stored. Loading is idempotent: do it again with the whole dump.
 
 use crate::arguments::{Data, New};
@@ -26,10 +26,11 @@ use crate::service::say;
 use crate::store::{open_or_make, open_to_read, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions};
+use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions, Store};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -235,8 +236,14 @@ impl Drop for Target {
     }
 }
 
+/// The file that is named; none if that is standard output, or input.
+fn named(file: Option<&Path>) -> Option<&Path> {
+    file.filter(|path| *path != Path::new("-"))
+}
+
 /// `esker dump`.
 pub(crate) fn dump(data: &Data, skip_damaged: bool, file: Option<&Path>) -> Result<Done, Failure> {
+    let file = named(file);
     let store = open_to_read(data)?;
     let name = file.map_or_else(|| "standard output".into(), |path| path.display().to_string());
     let failed = |source: std::io::Error| Failure::io(&name, &source);
@@ -289,6 +296,7 @@ fn is_damage(error: &esker::Error) -> bool {
 
 /// `esker load`.
 pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, Failure> {
+    let file = named(file);
     let name = file.map_or_else(|| "standard input".into(), |path| path.display().to_string());
     let failed = |source: std::io::Error| Failure::io(&name, &source);
     let input: Box<dyn BufRead> = match file {
@@ -305,31 +313,44 @@ pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, 
     let mut reader = DumpReader { input, line: 0, items: 0 };
     reader.header().map_err(|words| Failure::broken(format!("{name}:{}: {words}", reader.line)))?;
     let store = open_or_make(options, new)?;
+    let mut stored = 0;
+    let loaded = load_items(&store, &mut reader, &name, &mut stored);
+    // Also where it ends early: what is said to be stored is durable.
+    let closed = store.sync().and_then(|()| store.close());
+    match loaded {
+        Err(failure) if closed.is_ok() => {
+            Err(failure.and(&format!("{stored} items before that are stored")))
+        }
+        loaded => {
+            loaded?;
+            closed?;
+            say(&format!("{stored} items loaded"));
+            Ok(Done::Yes)
+        }
+    }
+}
+
+/// Stores items up to the end of the dump, and counts them.
+fn load_items(
+    store: &Store,
+    reader: &mut DumpReader,
+    name: &str,
+    stored: &mut u64,
+) -> Result<(), Failure> {
+    let at = |line, words: &dyn Display| Failure::broken(format!("{name}:{line}: {words}"));
     let bar = progress("loading", 0);
-    loop {
-        let item = match reader.item() {
-            Ok(Some(item)) => item,
-            Ok(None) => break,
-            Err(words) => {
-                store.close()?;
-                return Err(Failure::broken(format!("{name}:{}: {words}", reader.line)));
-            }
-        };
+    while let Some(item) = reader.item().map_err(|words| at(reader.line, &words))? {
         let (key, value, attributes) = item;
         let put = PutOptions { attributes, condition: Condition::Always };
         store.put_with(&key, &value, put).map_err(|error| match error.kind() {
-            ErrorKind::InvalidArgument => {
-                Failure::broken(format!("{name}:{}: {error}", reader.line))
-            }
+            ErrorKind::InvalidArgument => at(reader.line, &error),
             _ => error.into(),
         })?;
+        *stored += 1;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    store.sync()?;
-    store.close()?;
-    say(&format!("{} items loaded", reader.items));
-    Ok(Done::Yes)
+    Ok(())
 }
 
 type Parts = (Vec<u8>, Vec<u8>, Attributes);

@@ -67,6 +67,11 @@ impl Failure {
         Failure { words: format!("{place}: {}", self.words), ..self }
     }
 
+    /// The same, with more to say.
+    pub(crate) fn and(self, more: &str) -> Self {
+        Failure { words: format!("{}; {more}", self.words), ..self }
+    }
+
     /// Whether whoever reads the output, which is all there was to do, has heard enough.
     pub(crate) fn is_closed_pipe(&self) -> bool {
         self.closed_pipe

@@ -229,13 +229,13 @@ impl Client {
         let mut payload = Vec::new();
         for key in keys {
             let before = payload.len();
-            push_key(&mut payload, key).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+            push_key(&mut payload, key).map_err(Error::unsayable)?;
             if payload.len() > most && before > 0 {
                 payload.truncate(before);
                 break;
             }
         }
-        let keys = Keys::decode(&payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let keys = Keys::decode(&payload).map_err(Error::unsayable)?;
         self.submit(&Request::MultiGet(keys), |reply| {
             check(&reply)?;
             read_items(&reply.payload)
@@ -281,8 +281,7 @@ impl Client {
     /// Only those after which nothing was sent.
     pub fn submit_write(&self, batch: &Batch) -> Result<Pending<Version>> {
         batch.check()?;
-        let changes =
-            Changes::decode(&batch.payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let changes = Changes::decode(&batch.payload).map_err(Error::unsayable)?;
         self.submit(&Request::Batch(changes), |reply| read_version(&reply))
     }
 

@@ -219,8 +219,7 @@ impl Cluster {
     /// As [`Client::write`]; `InvalidArgument` for keys of several servers.
     pub fn write(&self, batch: &Batch) -> Result<Version> {
         batch.check()?;
-        let changes =
-            Changes::decode(&batch.payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let changes = Changes::decode(&batch.payload).map_err(Error::unsayable)?;
         let mut owners = changes.iter().map(|change| self.0.ring.owner(change.key));
         let owner = owners.next().flatten();
         if owners.any(|other| other != owner) {
@@ -240,8 +239,7 @@ impl Cluster {
     /// As [`Client::write`] before anything is sent.
     pub fn split(&self, batch: &Batch) -> Result<Vec<(Client, Batch)>> {
         batch.check()?;
-        let changes =
-            Changes::decode(&batch.payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let changes = Changes::decode(&batch.payload).map_err(Error::unsayable)?;
         let mut parts: BTreeMap<usize, Batch> = BTreeMap::new();
         for change in changes.iter() {
             let owner = self.0.ring.owner(change.key).unwrap_or(0);

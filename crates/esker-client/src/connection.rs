@@ -173,7 +173,7 @@ impl Connection {
         let opcode = request.opcode() as u8;
         let mut frame = Vec::new();
         let start = begin_frame(&mut frame);
-        request.encode(&mut frame).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        request.encode(&mut frame).map_err(Error::unsayable)?;
         let payload_size = frame.len().saturating_sub(FRAME_HEADER_SIZE);
         if payload_size as u64 > self.hello.request_size_max.into() {
             return Err(Error::invalid(format!(
@@ -218,8 +218,7 @@ impl Connection {
         }
         let id = state.table.next_id();
         // The id is part of the checksum, so the frame ends here.
-        end_frame(&mut frame, start, id, opcode, Status::Ok)
-            .map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        end_frame(&mut frame, start, id, opcode, Status::Ok).map_err(Error::unsayable)?;
         state.queue.extend_from_slice(&frame);
         state.queued = state.queued.saturating_add(frame.len() as u64);
         let end = state.queued;

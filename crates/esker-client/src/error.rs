@@ -1,7 +1,8 @@
 //! Why a request failed, and what is known of it.
 
 use esker_base::ErrorKind;
-use esker_format::native::Status;
+use esker_format::Flaw;
+use esker_format::native::{KEY_SIZE_MAX_BYTES, Status};
 use std::fmt;
 
 /// Result with a client's error.
@@ -41,6 +42,14 @@ impl Error {
         Error::not_sent(esker_base::Error::invalid("prepare request", words))
     }
 
+    /// A request that the protocol has no way to say.
+    pub(crate) fn unsayable(flaw: Flaw) -> Error {
+        Error::invalid(match flaw {
+            Flaw::Field("key") => format!("keys have 1 to {KEY_SIZE_MAX_BYTES} bytes"),
+            flaw => flaw.to_string(),
+        })
+    }
+
     /// What a server has answered that is no success.
     pub(crate) fn of_status(status: Status) -> Error {
         let kind = match status {
@@ -62,7 +71,7 @@ impl Error {
     }
 
     /// A reply that is none.
-    pub(crate) fn of_flaw(flaw: esker_format::Flaw) -> Error {
+    pub(crate) fn of_flaw(flaw: Flaw) -> Error {
         Error::new(
             Fate::Unknown,
             esker_base::Error::corrupted("read reply", "the server's bytes make no sense")

@@ -52,13 +52,14 @@ impl Greeting {
 
 /// The system's failure while a connection began.
 pub(crate) fn greeting_failed(address: &Address, source: std::io::Error) -> Error {
-    let kind = match source.kind() {
-        IoErrorKind::WouldBlock | IoErrorKind::TimedOut => ErrorKind::Timeout,
-        _ => ErrorKind::Io,
+    let cause = match source.kind() {
+        // What the system calls it says no more.
+        IoErrorKind::WouldBlock | IoErrorKind::TimedOut => {
+            esker_base::Error::new(ErrorKind::Timeout, GREET)
+        }
+        _ => esker_base::Error::io(GREET, source).with_kind(ErrorKind::Io),
     };
-    Error::not_sent(
-        esker_base::Error::io(GREET, source).with_kind(kind).context(address.to_string()),
-    )
+    Error::not_sent(cause.context(address.to_string()))
 }
 
 fn refused(status: Status, words: impl Into<String>) -> Greeting {
@@ -103,7 +104,7 @@ fn authenticate(socket: &Socket, options: &Options, deadline: Deadline) -> Resul
     let encoded = request
         .encode(&mut frame)
         .and_then(|()| end_frame(&mut frame, start, AUTHENTICATE_ID, opcode, Status::Ok));
-    encoded.map_err(|flaw| Greeting::Refused(Error::invalid(flaw.to_string())))?;
+    encoded.map_err(|flaw| Greeting::Refused(Error::unsayable(flaw)))?;
     write_whole(socket, &frame, deadline)?;
 
     let no_sense = |words: &str| esker_base::Error::corrupted(GREET, words);

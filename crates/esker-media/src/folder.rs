@@ -4,7 +4,7 @@
 //! the next open.
 
 use esker_base::{Error, Result};
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfs};
 use std::path::{Path, PathBuf};
 
 /// A data file or raw device.
@@ -64,6 +64,46 @@ pub fn take_away(path: &Path, was_there: bool) -> Result<()> {
     done.map_err(|source| {
         Error::io("take file away", source.into()).device(path.display().to_string())
     })
+}
+
+/// Bytes that the file system of a folder still has; none if it counts none, or does not tell.
+#[must_use]
+pub fn room_below(path: &Path) -> Option<u64> {
+    rustix::fs::statvfs(path).ok().and_then(|of| room_of(&of))
+}
+
+/// See [`room_below`]. A file system that counts none (ramfs, some of FUSE) is not full.
+pub(crate) fn room_of(of: &StatVfs) -> Option<u64> {
+    (of.f_blocks > 0).then(|| of.f_bavail.saturating_mul(of.f_frsize))
+}
+
+/// Folders that are missing: those that are made meanwhile, and still empty when this is dropped, go again.
+#[derive(Debug, Default)]
+pub struct NewFolders(Vec<PathBuf>);
+
+impl NewFolders {
+    /// Of `path`, and those above it.
+    pub fn note(&mut self, path: &Path) {
+        let is_missing = |path: &&Path| {
+            let found = rustix::fs::stat(*path).err();
+            !path.as_os_str().is_empty() && found == Some(rustix::io::Errno::NOENT)
+        };
+        self.0.extend(path.ancestors().take_while(is_missing).map(Path::to_path_buf));
+    }
+
+    /// They stay.
+    pub fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewFolders {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // One that has something in it stays, be it of somebody else.
+            let _ = rustix::fs::rmdir(path);
+        }
+    }
 }
 
 /// Makes a folder and the missing ones above it, and makes each durable in the one above.

@@ -12,7 +12,7 @@ use crate::options::{EngineKind, Options};
 use esker_base::rng::Rng;
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::folder::{Located, locate, take_away};
+use esker_media::folder::{Located, NewFolders, locate, take_away};
 use esker_media::{
     BlockDevice, BlockGeometry, FileDevice, NewSet, OpenOptions, Pmem, PmemFile, PmemOptions,
     StripedDevice,
@@ -35,6 +35,15 @@ const BLOCK_SIZE: u32 = 4096;
 
 /// Where segments start, and how long one is, in bytes.
 type Shape = (u64, u64);
+
+/// Folders that an open of the store makes: they go again where it fails.
+pub(crate) fn new_folders(options: &Options) -> NewFolders {
+    let mut folders = NewFolders::default();
+    if options.create || options.format {
+        std::iter::once(&options.path).chain(&options.devices).for_each(|path| folders.note(path));
+    }
+    folders
+}
 
 /// Opens the device of the store that `options` name; one that is made has room for segments of
 /// this shape, or of that which a new store of its size has.

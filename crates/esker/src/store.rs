@@ -452,7 +452,8 @@ impl Store {
     }
 
     /// Tells the device which segments are free: holes in a file, discards on a device. Returns their
-    /// bytes. Their first use afterwards is slower, so this is for space that stays free.
+    /// bytes. Their first use afterwards is slower, so this is for space that stays free. `flex` keeps what its collector needs and
+    /// what tables that are on their way take; `flat` keeps all of its memory.
     ///
     /// # Errors
     /// `ReadOnly`, `Io`.
@@ -492,7 +493,8 @@ impl Store {
     }
 
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
-    /// one that is written meanwhile is met with some value it had, or not at all if it is new.
+    /// one that is written meanwhile is met with some value it had, or not at all if it is new. An ordered engine is walked
+    /// in the order of keys, and what is put beyond the place of the walk is met: who puts a greater key for each one may have no end.
     ///
     /// What cannot be read is an error, and the walk goes on behind it: with the next record; with `flex`, where all pairs of
     /// an interval are read or none, with the next interval. Of other errors (`Closed`) it ends.

@@ -17,6 +17,17 @@ fn display_names_operation_kind_place_and_cause() {
 }
 
 #[test]
+fn a_place_of_unknown_length_is_not_said_to_have_none() {
+    let error = Error::corrupted("read entry", "a checksum").at(4096, 0);
+    assert_eq!(error.range(), Some((4096, 0)));
+    for (error, place) in
+        [(error.clone(), "(at offset 4096)"), (error.device("d"), "(device d, at offset 4096)")]
+    {
+        assert!(error.to_string().ends_with(place), "{error}");
+    }
+}
+
+#[test]
 fn full_disk_has_its_own_kind() {
     let error = Error::io("write device", std::io::Error::from_raw_os_error(28));
     assert_eq!(error.kind(), ErrorKind::NoSpace);

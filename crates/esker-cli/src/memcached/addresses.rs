@@ -1,6 +1,6 @@
 //! Addresses as memcached's `-l` has them: names, interfaces, all of a host.
 
-use super::plan::{number, wrong};
+use super::plan::{self, wrong};
 use crate::failure::Failure;
 use rustix::net::{AddressFamily, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -58,7 +58,7 @@ pub(super) fn read(text: &str, port: u16) -> Result<Named, Failure> {
         return Ok(Named::Addresses(vec![SocketAddr::new(ip, port)]));
     }
     let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) => (host, number("-l", port)?),
+        Some((host, port)) => (host, plan::port("-l", port)?),
         None => (text, port),
     };
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);

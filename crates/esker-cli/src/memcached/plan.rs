@@ -123,8 +123,12 @@ pub(super) fn wrong(words: impl std::fmt::Display) -> Failure {
     Failure::usage(format!("memcached: {words}"))
 }
 
-pub(super) fn number<N: std::str::FromStr>(option: &str, text: &str) -> Result<N, Failure> {
+fn number<N: std::str::FromStr>(option: &str, text: &str) -> Result<N, Failure> {
     text.parse().map_err(|_| wrong(format!("{option}: {text:?} is no number")))
+}
+
+pub(super) fn port(option: &str, text: &str) -> Result<u16, Failure> {
+    text.parse().map_err(|_| wrong(format!("{option}: {text:?} is no number from 0 to 65535")))
 }
 
 fn positive(option: &str, text: &str) -> Result<u64, Failure> {
@@ -193,7 +197,7 @@ impl Plan {
             // As memcached's own tests say it: any port that is free.
             'p' if text == "-1" => (draft.port, draft.no_tcp) = (Some(0), false),
             'p' => {
-                let port = number("-p", text)?;
+                let port = self::port("-p", text)?;
                 (draft.port, draft.no_tcp) = (Some(port), port == 0);
             }
             'U' if number::<i64>("-U", text)? != 0 => {

@@ -48,6 +48,45 @@ fn stat_and_check_tell_of_a_sound_store() {
     assert!(scratch.run(&["check"]).exits_with(0).text().contains("sound"));
 }
 
+#[test]
+fn a_check_says_what_a_repair_would_do_and_does_not_do_it() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    for words in [&["check", "--dry-run"][..], &["check", "--repair", "--dry-run"]] {
+        let text = scratch.run(words).exits_with(0).text();
+        assert!(text.contains("nothing is changed") && text.contains("sound"), "{text}");
+    }
+}
+
+#[test]
+fn a_check_says_that_notes_of_what_was_deleted_are_records_too() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    scratch.run(&["put", "l", "v"]).exits_with(0);
+    scratch.run(&["delete", "k"]).exits_with(0);
+    let text = scratch.run(&["check"]).exits_with(0).text();
+    assert!(text.contains("2 records (items, and notes of what was deleted or lost)"), "{text}");
+}
+
+#[test]
+fn a_store_that_cannot_be_made_leaves_no_folder() {
+    for engine in ENGINES {
+        let scratch = Scratch::new();
+        let put = ["put", "k", "v", "--data", "new/store"];
+        // flex grows, and so takes the last one.
+        let sizes = ["0", "10", "100KiB", "7TiB"].into_iter();
+        for size in sizes.filter(|size| engine[1] != "flex" || *size != "7TiB") {
+            let ran = scratch.run(&[&put[..], &["--size", size], engine].concat());
+            assert_ne!(ran.code, Some(0), "{engine:?}, {size}");
+            assert!(!scratch.path("new").exists(), "{engine:?}, {size}: {ran:?}");
+        }
+        // What somebody else made stays.
+        std::fs::create_dir_all(scratch.path("new")).expect("a folder");
+        scratch.run(&[&put[..], &["--size", "10"], engine].concat()).exits_with(2);
+        assert!(!scratch.path("new/store").exists() && scratch.path("new").exists());
+    }
+}
+
 /// The engines, with what a new store of each needs.
 const ENGINES: [&[&str]; 4] = [
     &["--engine", "depot"],

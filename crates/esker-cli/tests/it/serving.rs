@@ -289,6 +289,18 @@ fn a_server_of_flex_has_the_tables_that_it_was_told() {
 }
 
 #[test]
+fn a_server_of_flex_says_once_that_its_store_is_larger_than_the_room_for_it() {
+    for (size, times) in [("100TiB", 1), ("64MiB", 0)] {
+        let scratch = Scratch::new();
+        let serving = Serving::start(&scratch, &["--engine", "flex", "--size", size]);
+        let words = "the file system has ";
+        let told = serving.lines.iter().filter(|line| line.contains(words));
+        assert_eq!(told.count(), times, "{:?}", serving.lines);
+        stop_and_wait(serving, "-TERM");
+    }
+}
+
+#[test]
 fn what_the_environment_says_is_checked_as_well() {
     let scratch = Scratch::new();
     for (name, value, words) in [

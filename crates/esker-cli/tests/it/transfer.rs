@@ -28,6 +28,30 @@ fn a_dump_makes_an_equal_store_elsewhere() {
 }
 
 #[test]
+fn a_dash_names_standard_output_of_a_dump_and_standard_input_of_a_load() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    let dump = scratch.run(&["dump", "-"]).exits_with(0);
+    assert!(dump.text().ends_with("{\"items\":1}\n"), "{dump:?}");
+    assert!(!scratch.path("-").exists());
+    scratch.run_with(&["load", "-", "--data", "copy"], &dump.output).exits_with(0);
+    assert_eq!(scratch.run(&["get", "k", "--data", "copy"]).exits_with(0).text(), "v");
+}
+
+#[test]
+fn a_load_that_fails_says_how_many_items_it_has_stored() {
+    let scratch = Scratch::new();
+    let item = |n: u32| format!("{{\"key\":\"k{n}\",\"value\":\"v\"}}\n");
+    let head = format!("{{\"format\":\"esker-dump\",\"version\":1}}\n{}{}", item(1), item(2));
+    for behind in ["nonsense\n", "{\"key\":\"\",\"value\":\"v\"}\n", "", "{\"items\":3}\n"] {
+        let ran = scratch.run_with(&["load"], (head.clone() + behind).as_bytes()).exits_with(3);
+        assert!(ran.said.contains("standard input:4: "), "{ran:?}");
+        assert!(ran.said.contains("; 2 items before that are stored"), "{ran:?}");
+        assert_eq!(scratch.run(&["get", "k2"]).exits_with(0).text(), "v");
+    }
+}
+
+#[test]
 fn flags_and_expiry_travel_with_an_item() {
     let scratch = Scratch::new();
     let item = r#"{"key":"k","value":"v","flags":7,"expires_at":4102444800}"#;

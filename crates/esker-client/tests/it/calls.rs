@@ -200,6 +200,21 @@ fn threads_share_one_connection() {
 }
 
 #[test]
+fn a_key_that_no_store_takes_is_refused_with_the_limit() {
+    let alone = alone_with(|_| {});
+    let client = alone.client();
+    client.put(&vec![7; 64 << 10], b"v").expect("the longest key");
+    for key in [vec![], vec![7; (64 << 10) + 1]] {
+        let many = client.multi_get(&[b"k", &key]).map(drop);
+        for told in [client.get(&key).map(drop), client.put(&key, b"v").map(drop), many] {
+            let error = told.expect_err("no such key");
+            assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::InvalidArgument));
+            assert!(error.to_string().ends_with("keys have 1 to 65536 bytes"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_server_that_asks_who_it_is_is_told() {
     let alone = alone_with(|config| {
         config.auth = Some(Credentials::parse(b"ann:secret\n").expect("valid"));

@@ -126,6 +126,8 @@ fn a_server_that_never_greets_is_not_waited_for_longer_than_allowed() {
         |client| {
             let error = client.get(b"k").expect_err("silence");
             assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
+            let words = format!("greet server: timed out: {}", client.address());
+            assert!(error.to_string().ends_with(&words), "{error}");
         },
     );
 }

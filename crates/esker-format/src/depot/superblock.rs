@@ -70,7 +70,7 @@ pub struct Superblock {
     /// The store is a cache: when it is full it evicts. Records of a cache say whether they replace others,
     /// those of other stores do not, so a store is one or the other.
     pub cache: bool,
-    /// A cache that is open without each write being durable, or was and did not stop: after a crash keys may have older values, which
+    /// A cache that was written to without each write being durable, and has not stopped since: after a crash keys may have older values, which
     /// nobody can tell, so whoever opens it forgets all.
     pub in_doubt: bool,
     /// Records start at multiples of this many bytes (uDepot's grain, here independent of the block), of which

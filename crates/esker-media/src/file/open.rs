@@ -14,6 +14,7 @@ use super::durability::{self, Backing};
 use super::{Direct, OpenOptions};
 use crate::block::BlockGeometry;
 use crate::buffer::BufferPool;
+use crate::folder::room_of;
 use crate::locked::LockedFile;
 use crate::pmem::huge;
 use esker_base::units::round_down;
@@ -218,12 +219,9 @@ fn flush_folder(path: &Path) -> Result<()> {
     rustix::fs::fsync(&folder).map_err(failed("flush folder of new file"))
 }
 
-/// Bytes that the file system still has. One that counts none (ramfs, some of FUSE) is not full.
+/// Bytes that the file system still has, as far as it tells.
 fn room(fd: &LockedFile) -> u64 {
-    rustix::fs::fstatvfs(fd)
-        .ok()
-        .filter(|of| of.f_blocks > 0)
-        .map_or(u64::MAX, |of| of.f_bavail.saturating_mul(of.f_frsize))
+    rustix::fs::fstatvfs(fd).ok().and_then(|of| room_of(&of)).unwrap_or(u64::MAX)
 }
 
 /// Gives a file that is allocated its size (I1).

@@ -87,6 +87,28 @@ pub(super) fn what_was_overtaken_in_memory_has_no_older_value() -> Verdict {
     }
 }
 
+/// A cache without `sync` that was stopped, and is written to again: a crash then leaves none of the values that it had.
+pub(super) fn what_was_replaced_in_memory_has_no_older_value() -> Verdict {
+    let (stopped, store) = cache(Durability::None)?;
+    store.close().map_err(words)?;
+    drop(store);
+    let mut options = options(u64::MAX, false);
+    options.cache = true;
+    options.durability = Durability::None;
+    let read = super::scenarios::device(Initial::Recycled(cut(&stopped)));
+    let store = open(&read, &options)?;
+    expect(&store, "a", Some(b"new"))?;
+    let written = super::scenarios::device(Initial::Recycled(cut(&read)));
+    store.forget();
+    // Nobody wrote: nothing was lost.
+    let store = open(&written, &options)?;
+    expect(&store, "a", Some(b"new"))?;
+    put(&store, "a", b"newer")?;
+    let left = super::scenarios::device(Initial::Recycled(cut(&written)));
+    store.forget();
+    expect(&open(&left, &options)?, "a", None)
+}
+
 /// The note of `a` is replaced by another key with its hash, which then stands for the old value of `a` alone, and is overwritten.
 /// So the next value of `a` is one that replaces, and its eviction leaves a note again.
 pub(super) fn an_evicted_key_has_no_older_value_beside_equal_hashes() -> Verdict {

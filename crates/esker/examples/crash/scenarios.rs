@@ -23,7 +23,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 38] = [
+    let scenarios: [Scenario; 39] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -58,6 +58,10 @@ pub(crate) fn all() -> Verdict {
         (
             "what was overtaken in memory only",
             evictions::what_was_overtaken_in_memory_has_no_older_value,
+        ),
+        (
+            "what was replaced in memory only",
+            evictions::what_was_replaced_in_memory_has_no_older_value,
         ),
         (
             "an expired value goes after what was written before it",

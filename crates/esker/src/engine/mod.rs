@@ -48,6 +48,7 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
     options.check_for(kind)?;
     let asked = options;
     let options = &*reading::of_engine(asked)?;
+    let folders = devices::new_folders(options);
     let engine: Arc<dyn Engine> = match kind {
         EngineKind::Depot => depot::Depot::open(devices::open(options, None)?, options)?,
         EngineKind::FlatCceh | EngineKind::FlatMasstree => {
@@ -55,6 +56,7 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
         }
         EngineKind::Flex => flex::Flex::open(options)?,
     };
+    folders.keep();
     Ok(reading::as_asked(engine, asked))
 }
 

@@ -48,6 +48,9 @@ impl Store {
     /// direction. Each item is as it is at some moment of the call; a key that has a value during all of the
     /// call is not missed, and none is met twice. To go on, call again from beyond the last key, or see [`Store::range`].
     ///
+    /// Who takes items from the front, as of a queue, and deletes them goes on from the last key, too: from the very beginning each call
+    /// would pass over all keys that were deleted, one by one, until they are written out.
+    ///
     /// # Errors
     /// `Unsupported` if the engine keeps no order; as [`Store::get`].
     pub fn scan<'a>(

@@ -501,6 +501,9 @@ fn a_second_backup_at_the_same_time_is_refused() {
     beside(&archive, &store, |store| {
         let error = backup(store, &SimArchive::new()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Locked);
+        let words =
+            "in use already, here or in another process: another backup of this store is under way";
+        assert_eq!(error.to_string(), format!("back up: {words}"));
     });
     backup(&store, &archive).unwrap();
     backup(&store, &archive.copy()).unwrap();

@@ -201,6 +201,7 @@ fn a_store_that_keeps_is_no_cache_and_a_value_over_half_of_one_is_refused() {
     let store = open(&crate::support::device(4), &cache_options(4)).unwrap();
     let error = store.put(b"k", &vec![0; 100_000]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(error.to_string().contains(", and this cache "), "{error}");
     for n in 0..100_u8 {
         store.put(b"k", &vec![n; 15_000]).unwrap();
         assert_eq!(store.get(b"k").unwrap().map(|value| value[14_999]), Some(n));

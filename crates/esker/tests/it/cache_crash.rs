@@ -54,6 +54,38 @@ fn a_crash_shows_no_older_value() {
 }
 
 #[test]
+fn a_session_that_wrote_nothing_leaves_no_doubt() {
+    for durability in [Durability::None, PERIODIC] {
+        let (device, store) = with_two_values(durability);
+        store.close().unwrap();
+        drop(store);
+        let mut image = cut(&device, true);
+        // One that is read, in vain as well, and killed; and one that is read and stopped.
+        for seed in 2..6 {
+            let device = self::device(Some(image));
+            let store = open(&device, &cache_options(seed, durability)).unwrap();
+            assert_eq!(get(&store, "key"), Some(b"new".to_vec()), "{durability:?}, {seed}");
+            assert!(!store.delete(b"other").unwrap());
+            match seed % 2 {
+                0 => drop(store.check().unwrap()),
+                _ => store.close().unwrap(),
+            }
+            image = cut(&device, seed < 4);
+            store.forget();
+        }
+        // One that wrote does.
+        let device = self::device(Some(image));
+        let store = open(&device, &cache_options(6, durability)).unwrap();
+        store.put(b"key", b"newer").unwrap();
+        image = cut(&device, false);
+        store.forget();
+        let device = self::device(Some(image));
+        let store = open(&device, &cache_options(7, durability)).unwrap();
+        assert_eq!(get(&store, "key"), None, "{durability:?}");
+    }
+}
+
+#[test]
 fn a_clean_stop_keeps_what_there_is() {
     for durability in [Durability::None, PERIODIC, Durability::Sync] {
         let (mut device, store) = with_two_values(durability);

@@ -135,6 +135,9 @@ fn every_call_on_a_closed_store_says_so() {
                 "{kind}, {call}"
             );
         }
+        if kind == EngineKind::Flex {
+            assert_eq!(other.clear().unwrap_err().operation(), "clear", "no range of the caller's");
+        }
     }
 }
 

@@ -74,6 +74,7 @@ fn read_all(store: &Store, model: &Model, offset: u64) -> usize {
             Ok(found) => assert_eq!(&found, expected, "offset {offset}: a wrong answer"),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}");
+                assert!(!error.to_string().contains(" 0 bytes at"), "{error}");
                 refused += 1;
             }
         }

@@ -112,6 +112,8 @@ fn fill(store: &Store, known: &mut Map, rng: &mut Rng) -> usize {
             Ok(_) => drop(known.insert(key.to_vec(), value)),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                let words = "the file system is full, and the store has ";
+                assert!(error.to_string().contains(words), "{error}");
                 return count;
             }
         }

@@ -92,6 +92,18 @@ fn what_does_not_fit_is_refused_and_takes_no_space() {
 }
 
 #[test]
+fn a_value_over_what_a_store_takes_is_refused_with_what_there_is() {
+    let store = open(&roomy(3), &options(3)).unwrap();
+    let error = store.put(b"k", &value(1, 1 << 20)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    let text = error.to_string();
+    let (_, words) = text.split_once("large values take 1 MiB, and ").expect(&text);
+    let (left, all) = words.split_once(" of ").expect(&text);
+    assert_eq!(format!("{left} are left"), all, "nothing is stored");
+    assert!(left.ends_with(" KiB"), "{text}");
+}
+
+#[test]
 fn conditions_and_attributes_hold_for_large_values() {
     let (device, mut options) = (device(4), options(4));
     let clock = Arc::new(ManualClock::new(1000));

@@ -261,6 +261,8 @@ fn wrong_options_are_refused_in_words() {
         ("-S", "-Y FILE"),
         ("-U 11211", "UDP"),
         ("-U -1", "UDP"),
+        ("-p 99999", "-p: \"99999\" is no number from 0 to 65535"),
+        ("-l localhost:99999", "is no number from 0 to 65535"),
         ("-o bogus", "\"bogus\""),
         ("-o data", "needs a value"),
         ("-Z", "ssl_chain_cert"),

@@ -14,7 +14,7 @@ use super::write::Change;
 use super::{Depot, gather, sites};
 use crate::engine::Admit;
 use crate::value::{Attributes, Condition, Outcome, Value};
-use esker_base::units::{round_down, round_up};
+use esker_base::units::{format_size_bytes, round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::depot::{
@@ -72,7 +72,12 @@ impl Depot {
             (self.unexpired_bytes_beside(bytes, room), room)
         };
         if live + bytes > room {
-            let words = format!("large values of {bytes} bytes, and {live} bytes are in use");
+            let [bytes, room, left] =
+                [bytes, room, room.saturating_sub(live)].map(format_size_bytes);
+            let words = match self.superblock.cache {
+                true => format!("large values take {bytes}, and this cache {room} of them at once"),
+                false => format!("large values take {bytes}, and {left} of {room} are left"),
+            };
             return Err(Error::new(ErrorKind::NoSpace, "put").context(words));
         }
         Ok(())

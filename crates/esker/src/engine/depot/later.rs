@@ -114,6 +114,8 @@ pub(super) enum Later {
     /// Visible, as this version (the last one of several records). Whether a piece got full, and the bytes of keys
     /// and values.
     Done(Version, bool, u64),
+    /// The superblock does not say that the cache is in doubt: say it and come again.
+    Unsaid,
     /// Too many pieces wait: write them and come again.
     Busy,
     /// The segments are full: clean until more than so many are free, and come again.
@@ -173,6 +175,9 @@ impl Depot {
             let mut guard = self.log.lock();
             let state = &mut *guard;
             state.refuse()?;
+            if self.doubt.is_unsaid() {
+                return Ok(Later::Unsaid);
+            }
             let mut closed = false;
             loop {
                 if let Some(placed) = self.append_to_piece(state, items) {

@@ -28,6 +28,7 @@ mod check;
 mod checkpoint;
 mod clean;
 mod commit;
+mod doubt;
 mod engine;
 mod evict;
 mod expire;
@@ -64,6 +65,7 @@ use crate::engine::wall::Wall;
 use crate::options::{Durability, Options};
 use checkpoint::Taken;
 use clean::Cleaner;
+use doubt::Doubt;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, StoreId, Version};
 use esker_base::rng::Rng;
@@ -159,8 +161,7 @@ pub(crate) struct Depot {
     /// Milliseconds of the clock until which holes are not asked for again.
     holes_asked: AtomicU64,
     durability: Durability,
-    /// The superblock on media says so, and a clean end takes it back.
-    is_in_doubt: bool,
+    doubt: Doubt,
     /// A batch leaves one of so many records to the next one, at most.
     leave_share: usize,
     pool: BufferPool,
@@ -236,11 +237,7 @@ impl Depot {
         }
         // A repair leaves it as it is.
         let was_in_doubt = std::mem::take(&mut superblock.in_doubt) && !lenient;
-        let is_in_doubt = superblock.cache && options.durability != Durability::Sync && !lenient;
-        if is_in_doubt && !was_in_doubt {
-            // Durable with what recovery flushes.
-            write_superblock(&*device, &pool, &Superblock { in_doubt: true, ..superblock })?;
-        }
+        let may_be = superblock.cache && options.durability != Durability::Sync && !lenient;
         let layout = Layout::of(&superblock);
         let unused = device.geometry().size_bytes.saturating_sub(STORE_SIZE_MAX_BYTES);
         if unused > 0 {
@@ -291,7 +288,7 @@ impl Depot {
             trim_idle: options.trim_idle,
             holes_asked: AtomicU64::new(0),
             durability: options.durability,
-            is_in_doubt,
+            doubt: Doubt::new(may_be, was_in_doubt),
             leave_share: options.testing.leave_share,
             pool,
             clock: Wall::new(&options.clock),
@@ -367,25 +364,7 @@ impl Depot {
     fn end_close(&self) -> Result<()> {
         // PERSIST: the mark of a clean end.
         self.device.flush(sites::CLOSE_FLUSH).map_err(|error| self.poison(&error))?;
-        if self.is_in_doubt { self.end_doubt() } else { Ok(()) }
-    }
-
-    /// Says that the cache is what its clients were told. Everything that they were is durable.
-    fn end_doubt(&self) -> Result<()> {
-        // PERSIST: last.
-        let written = write_superblock(&*self.device, &self.pool, &self.superblock);
-        let durable = written.and_then(|()| self.device.flush(sites::CLOSE_FLUSH));
-        durable.map_err(|error| self.poison(&error))
-    }
-
-    /// A cache lost what was not durable in a crash: keys may have older values, and nobody knows which.
-    fn forget_after_crash(&self) -> Result<()> {
-        tracing::warn!(
-            "the cache was not stopped, and not every write was durable: it begins empty"
-        );
-        self.clear_records()?;
-        self.flush_published()?;
-        if self.is_in_doubt { Ok(()) } else { self.end_doubt() }
+        self.end_doubt()
     }
 
     /// Nobody writes items meanwhile.

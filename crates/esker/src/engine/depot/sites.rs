@@ -63,6 +63,8 @@ esker_base::sites! {
     pub CLOSE_FLUSH: Flush = "depot.close.flush";
     /// Asks for room for free segments.
     pub RESERVE: Write = "depot.reserve";
+    /// Makes durable that a cache is in doubt, before anybody sees what a crash may lose.
+    pub DOUBT_FLUSH: Flush = "depot.doubt.flush";
     /// Readies free segments ahead of their use.
     pub PREPARE: Write = "depot.prepare";
     /// Reads a record.

@@ -202,6 +202,7 @@ impl Depot {
                 }
                 return Ok(Some(version));
             }
+            Later::Unsaid => self.say_doubt()?,
             Later::Busy => self.write_full(true)?,
             Later::NoRoom(kept) => self.make_room(kept)?,
         }
@@ -355,6 +356,7 @@ impl Depot {
         while self.writes_later() {
             match self.write_later(&item, &[None])? {
                 Later::Done(..) => return self.write_full(false),
+                Later::Unsaid => self.say_doubt()?,
                 Later::Busy => self.write_full(true)?,
                 Later::NoRoom(kept) => self.make_room_with(cleaner, kept)?,
             }

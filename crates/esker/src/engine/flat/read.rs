@@ -182,7 +182,8 @@ impl Flat {
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
         let found = self.find_known(hash, key)?;
         if found.is_none() && self.lost.has(hash) && !self.index.is_exact(key) {
-            return Err(self.corrupted(Flaw::Checksum, 0, 0));
+            let words = "an entry that cannot be read may be this key's";
+            return Err(Error::corrupted("read entry", words).device(self.memory.name()));
         }
         Ok(found)
     }

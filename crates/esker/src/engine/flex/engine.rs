@@ -44,11 +44,11 @@ impl Engine for Flex {
     }
 
     fn clear(&self) -> Result<()> {
-        self.delete_between(&[], None)
+        self.delete_between("clear", &[], None)
     }
 
     fn delete_range(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
-        self.delete_between(from, to)
+        self.delete_between("delete range", from, to)
     }
 
     fn write(&self, batch: &Batch) -> Result<Version> {

@@ -24,10 +24,13 @@ use crate::options::{Durability, Options};
 use crossbeam_utils::sync::ShardedLock;
 use esker_base::hash::KeyHasher;
 use esker_base::rng::Rng;
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{Root, Unfinished};
+use esker_media::folder::room_below;
 use esker_trt::sync;
 use parking_lot::Mutex;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -100,7 +103,22 @@ impl Flex {
     /// # Errors
     /// As for [`crate::Store::open`].
     pub(crate) fn open(options: &Options) -> Result<Arc<Flex>> {
-        Flex::open_on(open_files(options)?, options)
+        let flex = Flex::open_on(open_files(options)?, options)?;
+        if !options.read_only {
+            flex.compare_with_file_system(&options.path);
+        }
+        Ok(flex)
+    }
+
+    /// The file takes room as it grows, and others may take that before: who made the store is told early that it may end sooner.
+    fn compare_with_file_system(&self, path: &Path) {
+        let missing = self.capacity_bytes.saturating_sub(self.space.stat().file_size_bytes);
+        if let Some(left) = room_below(path)
+            && left < missing
+        {
+            let [missing, left] = [missing, left].map(format_size_bytes);
+            tracing::warn!("the store may grow by {missing}, and the file system has {left} left");
+        }
     }
 
     /// As [`Flex::open`], on these devices.

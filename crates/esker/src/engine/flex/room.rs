@@ -259,7 +259,7 @@ impl Flex {
         if self.has_room(bytes) || self.grow_for(bytes)? || self.find_room(bytes)? {
             return Ok(());
         }
-        Err(self.full())
+        Err(self.full(bytes))
     }
 
     /// As [`Flex::admit`], for large values that take so many bytes in the space: they are reserved.
@@ -273,7 +273,7 @@ impl Flex {
                     return Ok(Reserved { all: &self.reservations, left: bytes });
                 }
             } else if !self.grow_for(bytes)? && !self.find_room(bytes)? {
-                return Err(self.full());
+                return Err(self.full(bytes));
             }
         }
     }
@@ -288,11 +288,18 @@ impl Flex {
     pub(super) fn admit_as_is(&self, bytes: usize) -> Result<()> {
         self.wal.check()?;
         let bytes = bytes as u64;
-        if self.has_room(bytes) || self.grow_for(bytes)? { Ok(()) } else { Err(self.full()) }
+        if self.has_room(bytes) || self.grow_for(bytes)? { Ok(()) } else { Err(self.full(bytes)) }
     }
 
-    fn full(&self) -> Error {
-        Error::new(ErrorKind::NoSpace, "put").device(self.name.clone())
+    /// There is no room for so many bytes, be it that the store has no more or the file system.
+    fn full(&self, bytes: u64) -> Error {
+        let error = Error::new(ErrorKind::NoSpace, "put").device(self.name.clone());
+        let taken = self.stored_bytes() + self.coming_bytes();
+        if !self.space.is_full() || taken + bytes > self.bounds.most - self.bounds.spare {
+            return error;
+        }
+        let [taken, all] = [taken, self.capacity_bytes].map(format_size_bytes);
+        error.context(format!("the file system is full, and the store has {taken} of its {all}"))
     }
 
     /// A snapshot is gone: what stayed for it makes room for whoever needs some next.

@@ -348,13 +348,18 @@ impl Flex {
         table.insert((write.key, write.hash), (version, write.content), gate, keep);
     }
 
-    pub(super) fn delete_between(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
+    pub(super) fn delete_between(
+        &self,
+        operation: &'static str,
+        from: &[u8],
+        to: Option<&[u8]>,
+    ) -> Result<()> {
         if self.is_closed() {
-            return Err(Error::new(ErrorKind::Closed, "delete range"));
+            return Err(Error::new(ErrorKind::Closed, operation));
         }
         if from.len().max(to.map_or(0, <[u8]>::len)) > KEY_SIZE_MAX_BYTES {
             let words = format!("an end of a range has up to {KEY_SIZE_MAX_BYTES} bytes");
-            return Err(Error::invalid("delete range", words));
+            return Err(Error::invalid(operation, words));
         }
         if to.is_some_and(|to| to <= from) {
             return Ok(());
