@@ -247,8 +247,7 @@ fn is_held_back(
     let path = folder.path().join("memory.sock");
     let listener = UnixListener::bind(&path).expect("bind");
     let address = format!("shm://{}", path.display()).parse().expect("address");
-    let options = Options { request_timeout: Duration::from_millis(500), ..impatient() };
-    let client = Client::new(address, options);
+    let client = Client::new(address, impatient());
     let (released, seen) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let (given_up, early, late) = std::thread::scope(|scope| {
         let (released, seen) = (&released, &seen);
