@@ -439,7 +439,14 @@ impl Connection {
         let mut filled = 0_usize;
         loop {
             let room = buffer.get_mut(filled..).unwrap_or_default();
-            let left_until = self.state.lock().left_until;
+            let left_until = {
+                let state = self.state.lock();
+                // Whether the server closes it or not (C4).
+                if state.left_until.is_some() && state.table.is_empty() {
+                    return Ok(());
+                }
+                state.left_until
+            };
             let count = match self.socket.read(room, left_until) {
                 Ok(0) => return Ok(()),
                 Ok(count) => count,
