@@ -378,21 +378,18 @@ impl Connection {
     }
 
     /// Sends what is queued, and waits until everything that was submitted before is answered, but for backups.
-    pub(crate) fn wait_until_answered(&self) -> Result<()> {
+    pub(crate) fn wait_until_answered(&self, deadline: Deadline) -> Result<()> {
         // Not for what others submit meanwhile, which may never end, and which nobody may send yet: so before what is queued is sent.
         let before = self.state.lock().queued;
         self.send();
-        let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
         while state.table.is_waited_for(before) {
-            let left = end.saturating_sub(SystemClock.monotonic());
-            if left.is_zero() {
+            let Ok(left) = deadline.left() else {
                 drop(state);
-                let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
-                let cause = cause.context("requests before it are not answered");
+                let cause = not_answered();
                 self.break_if_silent(&cause);
                 return Err(Error::not_sent(cause));
-            }
+            };
             self.room.wait_for(&mut state, left);
         }
         Ok(())
@@ -441,7 +438,14 @@ impl Connection {
         let mut filled = 0_usize;
         loop {
             let room = buffer.get_mut(filled..).unwrap_or_default();
-            let left_until = self.state.lock().left_until;
+            let left_until = {
+                let state = self.state.lock();
+                // Whether the server closes it or not (C4).
+                if state.left_until.is_some() && state.table.is_empty() {
+                    return Ok(());
+                }
+                state.left_until
+            };
             let count = match self.socket.read(room, left_until) {
                 Ok(0) => return Ok(()),
                 Ok(count) => count,
@@ -536,6 +540,12 @@ pub(crate) fn first_frame(
     }
     let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
     Ok(Some((frame.len(), header.id, Reply { opcode: header.opcode, status, payload })))
+}
+
+/// Why a request is not submitted that takes effect after others.
+pub(crate) fn not_answered() -> esker_base::Error {
+    esker_base::Error::new(ErrorKind::Timeout, "submit request")
+        .context("requests before it are not answered")
 }
 
 /// What a server says that breaks the protocol.

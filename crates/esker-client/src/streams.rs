@@ -5,7 +5,7 @@
 //! - S1: requests on one key go to one core, so they take effect in the order in which they were submitted.
 //! - S2: a request that concerns several keys goes to the first core after all that were submitted before it are
 //!   answered, and whatever is submitted after it to another core waits for its answer; of a backup it does not. What
-//!   its caller has given up is waited for as well.
+//!   its caller has given up is waited for as well. Whoever waits does so for `request_timeout` in all, whoever waits before him.
 //! - S3: with a stream that breaks the others are given up before anything is submitted to new ones: what waits here to
 //!   be sent does not take effect after what was submitted later.
 //!
@@ -14,12 +14,14 @@
 //! fail with what the first one broke with, each with its own fate.
 
 use crate::address::Address;
-use crate::connection::{Connection, Handle, Submitted};
-use crate::error::Result;
+use crate::connection::{Connection, Handle, Submitted, not_answered};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
 use crate::options::Options;
 use esker_format::native::{Request, ServerHello};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The connections to one server.
@@ -29,6 +31,7 @@ pub(crate) struct Streams {
     others: Vec<Arc<Handle>>,
     /// The first core may have a request that those for other cores wait for (S2).
     exclusive: Mutex<bool>,
+    request_timeout: Duration,
 }
 
 impl Streams {
@@ -38,6 +41,7 @@ impl Streams {
             first: Arc::new(first),
             others: others.into_iter().map(Arc::new).collect(),
             exclusive: Mutex::new(false),
+            request_timeout: options.request_timeout,
         })
     }
 
@@ -78,14 +82,15 @@ impl Streams {
         if self.others.is_empty() {
             return submit(&self.first);
         }
+        let deadline = Deadline::after(self.request_timeout);
         let key = match request {
             Request::Get { key } | Request::Delete { key, .. } => key,
             Request::Put(put) => put.key,
             // S2, under the lock, so that nobody's later request comes in between.
             _ => {
-                let mut exclusive = self.exclusive.lock();
+                let mut exclusive = self.lock_exclusive(deadline)?;
                 self.send();
-                self.others.iter().try_for_each(|handle| handle.0.wait_until_answered())?;
+                self.others.iter().try_for_each(|handle| handle.0.wait_until_answered(deadline))?;
                 *exclusive |= !matches!(request, Request::Backup);
                 return submit(&self.first);
             }
@@ -95,12 +100,18 @@ impl Streams {
         let Some(handle) = core.checked_sub(1).and_then(|core| self.others.get(core)) else {
             return submit(&self.first);
         };
-        let mut exclusive = self.exclusive.lock();
+        let mut exclusive = self.lock_exclusive(deadline)?;
         if *exclusive {
-            self.first.0.wait_until_answered()?;
+            self.first.0.wait_until_answered(deadline)?;
             *exclusive = false;
         }
         drop(exclusive);
         submit(handle)
+    }
+
+    /// Whoever has the lock may wait for answers.
+    fn lock_exclusive(&self, deadline: Deadline) -> Result<MutexGuard<'_, bool>> {
+        let left = deadline.left().unwrap_or_default();
+        self.exclusive.try_lock_for(left).ok_or_else(|| Error::not_sent(not_answered()))
     }
 }

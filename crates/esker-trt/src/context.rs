@@ -117,6 +117,11 @@ pub(crate) fn work(bytes: usize) {
     }
 }
 
+/// Counts work of the running task, and leaves it running.
+pub(crate) fn worked(bytes: usize) {
+    with(|core| core.worked(bytes));
+}
+
 /// Switches to the scheduler. `yielder` is the running task's, or null for no switch.
 fn suspend(yielder: *const Yielder<(), ()>) {
     if yielder.is_null() {

@@ -85,7 +85,7 @@ pub mod skipped;
 pub use config::{Config, Facility};
 pub use runtime::Runtime;
 pub use task::{
-    JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, others_ready, spawn, work,
+    JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, others_ready, spawn, work, worked,
     yield_now,
 };
 pub use time::{sleep, sleep_cancellable};

@@ -6,7 +6,8 @@
 //! move before that for nothing, and afterwards at the price of a new registration.
 //!
 //! A call that never has to wait is counted as work ([`work`]): a peer that sends faster than a task receives
-//! does not keep the core from the others.
+//! does not keep the core from the others. They run before a read takes something, not between that and its return: the caller
+//! can say in time that he has something to do.
 //!
 //! # Concurrency
 //! `Send`, not `Sync`: calls take `&self`, so that two tasks of one core may read and write through
@@ -19,7 +20,7 @@
 
 use crate::context;
 use crate::sockets::{Interest, SocketKey};
-use crate::task::{cancelled_error, is_cancelled, work};
+use crate::task::{cancelled_error, is_cancelled, work, worked};
 use crate::time::now;
 use crate::wake::{Mailbox, Message, park, park_for};
 use rustix::io::Errno;
@@ -320,6 +321,7 @@ impl Stream {
     /// # Errors
     /// `TimedOut` at the deadline; `Interrupted` at shutdown; the kernel's.
     pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        work(0);
         let wanted = buf.len();
         let count = self.0.retry(Interest::Read, |fd| {
             rustix::net::recv(fd, &mut *buf, RecvFlags::empty()).map(|(count, _)| count)
@@ -327,7 +329,7 @@ impl Stream {
         if count > 0 && count < wanted {
             self.0.drained(Interest::Read);
         }
-        work(count);
+        worked(count);
         Ok(count)
     }
 

@@ -235,6 +235,12 @@ pub fn work(bytes: usize) {
     context::work(bytes);
 }
 
+/// Counts work as [`work`] does, and leaves it to the next call of that to let others run first: for who has taken something of
+/// which nobody knows yet.
+pub fn worked(bytes: usize) {
+    context::worked(bytes);
+}
+
 /// Whether the caller runs in a task.
 #[must_use]
 pub fn in_task() -> bool {

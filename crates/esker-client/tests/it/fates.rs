@@ -1,7 +1,7 @@
 //! What a client says of its requests when servers stop, vanish, and come back.
 
 use crate::harness::{Alone, PATIENCE, TestServer, address_of, alone, impatient};
-use crate::impostors::{frame, with_greeter_of};
+use crate::impostors::{frame, read_any, with_greeter_of};
 use esker_base::clock::{Clock, SystemClock};
 use esker_client::{Attributes, Client, Condition, ErrorKind, Fate, Options};
 use esker_format::native::{FRAME_HEADER_SIZE, FrameHeader, Opcode, Status};
@@ -169,4 +169,32 @@ fn what_nobody_waits_for_reaches_a_server_that_takes_it_slowly_after_the_client_
         },
     );
     assert_eq!(taken.load(Ordering::SeqCst), 200);
+}
+
+/// So does a thread of the client, else, for as long as a reply may take.
+#[test]
+fn a_connection_that_nobody_has_ends_with_the_last_reply_though_the_server_keeps_it_open() {
+    let options = Options { request_timeout: PATIENCE, ..impatient() };
+    let begin = SystemClock.monotonic();
+    let passed = || SystemClock.monotonic() - begin;
+    with_greeter_of(
+        options,
+        |stream| {
+            let (id, _) = read_any(stream);
+            assert_eq!(stream.read(&mut [0]).expect("the end"), 0, "the client is dropped");
+            let reply = frame(id, Opcode::Put, Status::Ok, &7_u64.to_be_bytes());
+            stream.write_all(&reply).expect("send");
+            // What goes to somebody who has gone fails, in the end.
+            let more = frame(u32::MAX, Opcode::Ping, Status::Ok, b"");
+            while stream.write_all(&more).is_ok() && passed() < PATIENCE {
+                esker_trt::sleep(Duration::from_millis(10));
+            }
+        },
+        |client| {
+            let put = client.submit_put(b"k", b"v", Attributes::default(), Condition::Always);
+            drop(put.expect("submitted"));
+            client.flush();
+        },
+    );
+    assert!(passed() < PATIENCE / 2, "{:?}", passed());
 }

@@ -25,7 +25,8 @@ const RECEIVE_BYTES: usize = 4096;
 
 /// A stream of bytes in both directions at once.
 pub(crate) trait Duplex {
-    /// Reads what is there; 0 at the end of the stream.
+    /// Reads what is there; 0 at the end of the stream. Others may run before it takes what it returns, and not after: a session
+    /// rests until then.
     fn read(&self, into: &mut [u8], timeout: Option<Duration>) -> IoResult<usize>;
 
     /// Takes what fits of `slices`.

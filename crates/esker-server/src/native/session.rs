@@ -118,6 +118,10 @@ impl<D: Duplex + 'static> Session<D> {
         }
         let hello = self.received.pending().first_chunk().copied().unwrap_or_default();
         self.received.consume(CLIENT_HELLO_SIZE);
+        if !self.received.pending().is_empty() {
+            // Requests may stand behind the hello.
+            self.work();
+        }
         let answer = match ClientHello::decode(&hello) {
             // There is one version so far, and no client speaks an older one.
             Ok(ClientHello { version: 1.. }) => self.hello(),
@@ -163,8 +167,6 @@ impl<D: Duplex + 'static> Session<D> {
     }
 
     fn serve(&mut self) -> IoResult<End> {
-        // What came behind the hello.
-        self.work();
         loop {
             let header = match FrameHeader::peek(self.received.pending()) {
                 Ok(header) => header,

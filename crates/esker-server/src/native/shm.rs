@@ -159,6 +159,7 @@ impl SharedMemory {
 
 impl Duplex for SharedMemory {
     fn read(&self, into: &mut [u8], timeout: Option<Duration>) -> IoResult<usize> {
+        esker_trt::work(0);
         let mut turns = 0;
         // A bell without anything in the ring gives no more time.
         let mut until = None;
@@ -166,7 +167,7 @@ impl Duplex for SharedMemory {
             let count = self.reader.read(into)?;
             if count > 0 || self.ended.get() {
                 self.agent.heard_at.store(nanoseconds(self.clock.monotonic()), Ordering::Relaxed);
-                esker_trt::work(count);
+                esker_trt::worked(count);
                 return Ok(count);
             }
             if turns < TURNS {
@@ -310,4 +311,63 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         });
     }
     Ok(Some(agent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_base::clock::SystemClock;
+    use esker_trt::Config;
+    use std::os::unix::net::UnixStream;
+    use std::rc::Rc;
+
+    /// The server's side of a stream, and the client's.
+    fn stream() -> (SharedMemory, Endpoint) {
+        let (server, client) = UnixStream::pair().expect("sockets");
+        let mut offered = esker_shm::offer(server.as_fd(), 1, CAPACITY).expect("offer");
+        let mut taken = esker_shm::accept(client.as_fd()).expect("accept").expect("no refusal");
+        let Endpoint { reader, writer, bell } = offered.pop().expect("a stream");
+        let agent = Arc::new(Agent {
+            core: CoreId(0),
+            bells: Vec::new(),
+            wanted: AtomicU64::new(0),
+            asked: Signal::new(),
+            sessions: AtomicUsize::new(1),
+            heard_at: AtomicU64::new(0),
+        });
+        let bell = Stream::from_fd(bell).expect("a bell");
+        let (clock, ended) = (Arc::new(SystemClock), Cell::new(false));
+        let server = SharedMemory { reader, writer, bell, agent, stream: 0, clock, ended };
+        (server, taken.pop().expect("a stream"))
+    }
+
+    /// A session rests until it has received something, and a stop must not find it so in between.
+    #[test]
+    fn a_read_gives_way_before_it_takes_something_and_never_after() {
+        let runtime = Runtime::start(Config { cores: 1, ..Config::default() }).expect("run-time");
+        let reads = runtime.spawn(|| {
+            let (server, client) = stream();
+            let (turns, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+            let (counted, stop) = (turns.clone(), ended.clone());
+            let other = esker_trt::spawn(move || {
+                while !stop.get() {
+                    counted.set(counted.get() + 1);
+                    esker_trt::yield_now();
+                }
+            });
+            let mut bytes = [0; 8 << 10];
+            for _ in 0..100 {
+                assert_eq!(client.writer.write(&bytes).expect("write"), bytes.len());
+                // Here is the place to give way.
+                esker_trt::work(0);
+                let before = turns.get();
+                assert_eq!(server.read(&mut bytes, None).expect("read"), bytes.len());
+                assert_eq!(turns.get(), before);
+            }
+            assert!(turns.get() > 1, "the others had their turns");
+            ended.set(true);
+            other.join().expect("no panic");
+        });
+        reads.join().expect("no panic");
+    }
 }

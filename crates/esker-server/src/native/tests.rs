@@ -27,6 +27,8 @@ use std::time::Duration;
 struct Quiet {
     takes: bool,
     says: RefCell<Vec<u8>>,
+    /// What happens when it takes something.
+    at_reply: Box<dyn Fn()>,
     /// What happens before it hangs up.
     at_end: Box<dyn Fn()>,
 }
@@ -49,6 +51,7 @@ impl Duplex for Quiet {
         if !self.takes {
             return Err(IoErrorKind::BrokenPipe.into());
         }
+        (self.at_reply)();
         Ok(slices.iter().map(|slice| slice.len()).sum())
     }
 
@@ -61,6 +64,24 @@ impl Duplex for Quiet {
     fn linger(&self, _limit: Duration) {}
 }
 
+/// A client at whose replies and end nothing happens.
+fn quiet(takes: bool, says: Vec<u8>) -> Quiet {
+    Quiet { takes, says: RefCell::new(says), at_reply: Box::new(|| {}), at_end: Box::new(|| {}) }
+}
+
+/// A hello, and `count` times a put of `new` under `k`.
+fn puts(count: u32) -> Vec<u8> {
+    let (attributes, condition) = (Attributes::default(), Condition::Always);
+    let put = Request::Put(Put { key: b"k", value: b"new", attributes, condition });
+    let mut says = ClientHello { version: VERSION }.encode().to_vec();
+    for id in 1..=count {
+        let start = begin_frame(&mut says);
+        put.encode(&mut says).expect("can be said");
+        end_frame(&mut says, start, id, put.opcode() as u8, Status::Ok).expect("fits");
+    }
+    says
+}
+
 /// A connection of a client, to a store that has a value under `k`.
 fn connection(takes: bool) -> Rc<Connection<Quiet>> {
     let folder = tempfile::tempdir().expect("scratch folder");
@@ -70,7 +91,7 @@ fn connection(takes: bool) -> Rc<Connection<Quiet>> {
     let store = Store::open(&options).expect("open");
     store.put(b"k", b"value").expect("put");
     let shared = Arc::new(Shared::new(store, ServerConfig::default(), 1, Vec::new()));
-    let quiet = Quiet { takes, says: RefCell::default(), at_end: Box::new(|| {}) };
+    let quiet = quiet(takes, Vec::new());
     Rc::new(Connection::new(shared, 0, quiet))
 }
 
@@ -210,14 +231,7 @@ fn values_that_others_make_longer_meanwhile_are_told_as_far_as_they_fit() {
 fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_not() {
     in_task(|| {
         let shared = connection(true).shared.clone();
-        let (attributes, condition) = (Attributes::default(), Condition::Always);
-        let put = Request::Put(Put { key: b"k", value: b"new", attributes, condition });
-        let mut says = ClientHello { version: VERSION }.encode().to_vec();
-        for id in 1..=2 {
-            let start = begin_frame(&mut says);
-            put.encode(&mut says).expect("can be said");
-            end_frame(&mut says, start, id, put.opcode() as u8, Status::Ok).expect("fits");
-        }
+        let mut says = puts(2);
         says.pop();
         let rested = Rc::new(Cell::new(false));
         let (seen, counted) = (rested.clone(), shared.clone());
@@ -228,7 +242,7 @@ fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_no
                 rests()
             }));
         });
-        let quiet = Quiet { takes: true, says: RefCell::new(says), at_end };
+        let quiet = Quiet { at_end, ..quiet(true, says) };
         let session = Session::new(shared.clone(), 0, quiet, shared.budget.nothing());
         let all = shared.budget.try_take(shared.budget.free_bytes()).expect("it is free");
         let task = esker_trt::spawn(move || session.run());
@@ -238,6 +252,20 @@ fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_no
         task.join().expect("no panic");
         assert_eq!(shared.store.get(b"k").expect("get").as_deref(), Some(&b"new"[..]));
         assert!(rested.get(), "half a frame is waited for");
+        assert_eq!(shared.counters.busy(), 0);
+    });
+}
+
+#[test]
+fn who_has_sent_a_request_behind_the_hello_is_busy_before_that_is_answered() {
+    in_task(|| {
+        let shared = connection(true).shared.clone();
+        let replies = Rc::new(RefCell::new(Vec::new()));
+        let (seen, counted) = (replies.clone(), shared.clone());
+        let at_reply = Box::new(move || seen.borrow_mut().push(counted.counters.busy() > 0));
+        let quiet = Quiet { at_reply, ..quiet(true, puts(1)) };
+        Session::new(shared.clone(), 0, quiet, shared.budget.nothing()).run();
+        assert_eq!(*replies.borrow(), [true, true], "the hello, and the put's");
         assert_eq!(shared.counters.busy(), 0);
     });
 }

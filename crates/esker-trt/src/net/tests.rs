@@ -2,10 +2,11 @@
 
 use crate::net::{Listener, Stream};
 use crate::runtime::tests::each_facility;
-use crate::{sleep, spawn};
+use crate::{sleep, spawn, work, yield_now};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
-use std::io::{ErrorKind, IoSlice};
+use std::cell::Cell;
+use std::io::{ErrorKind, IoSlice, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -438,4 +439,36 @@ fn a_port_that_a_task_listened_at_is_free_after_the_shutdown() {
             TcpListener::bind(address).unwrap();
         });
     }
+}
+
+/// Whoever counts as idle until he has received something must not be looked at in between.
+#[test]
+fn a_read_gives_way_before_it_takes_something_and_never_after() {
+    each_facility(|runtime| {
+        let reads = runtime.spawn(|| {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let server = Stream::try_from(server).unwrap();
+            let (turns, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+            let (counted, stop) = (turns.clone(), ended.clone());
+            let other = spawn(move || {
+                while !stop.get() {
+                    counted.set(counted.get() + 1);
+                    yield_now();
+                }
+            });
+            let mut buf = [0; 8 << 10];
+            for _ in 0..100 {
+                client.write_all(&buf).unwrap();
+                // Here is the place to give way.
+                work(0);
+                let before = turns.get();
+                assert_eq!(server.read(&mut buf).unwrap(), buf.len());
+                assert_eq!(turns.get(), before);
+            }
+            assert!(turns.get() > 1, "the others had their turns");
+            ended.set(true);
+            other.join().unwrap();
+        });
+        reads.join().unwrap();
+    });
 }
