@@ -135,6 +135,7 @@ impl Writer<'_> {
     /// Takes a segment; false if there is none.
     fn take(&mut self) -> Result<bool> {
         let depot = self.depot;
+        depot.reserve_ahead();
         let taken = depot.with_room(|| depot.segments.take_spare(self.kept));
         let Some(free) = taken else { return Ok(false) };
         self.segments.push(free.id);
@@ -154,7 +155,6 @@ impl Writer<'_> {
         // PERSIST: the header, before what it declares dead is overwritten.
         depot.device.flush(sites::ROLL_FLUSH)?;
         depot.segments.renewed(free.id);
-        depot.reserve_ahead();
         self.tail = Some(Tail {
             segment: free.id,
             position: depot.layout.first_batch(),

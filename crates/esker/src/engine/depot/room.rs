@@ -10,7 +10,8 @@
 //!   and deletes go on. Holes are asked for again while nobody writes, and before a write is refused.
 //!
 //! # Concurrency
-//! Any thread. Whoever asks for a hole has taken it off its list.
+//! Any thread. Whoever asks for the room of a segment has taken it off its list: what was taken of it in vain is given back, which is
+//! no segment's that somebody writes to.
 //!
 //! # Failure
 //! Nothing of this is on media: an open asks anew.
@@ -43,7 +44,7 @@ impl Depot {
             self.segments.add_hole(free);
             refused += 1;
             if refused == TRIES {
-                self.segments.lack_room(None);
+                self.segments.lack_room();
             }
         }
     }
@@ -51,13 +52,13 @@ impl Depot {
     /// Asks for the room of the segments that come next.
     pub(super) fn reserve_ahead(&self) {
         let mut refused = 0;
-        while let Some(id) = self.segments.without_room(self.room_ahead()) {
-            if self.has_room_for(id) {
-                self.segments.note_room(id);
-                continue;
+        while let Some(free) = self.segments.take_unknown(self.room_ahead()) {
+            let has_room = self.has_room_for(free.id);
+            self.segments.put_back_asked(free, has_room);
+            refused += usize::from(!has_room);
+            if refused == TRIES {
+                self.segments.lack_room();
             }
-            refused += 1;
-            self.segments.lack_room((refused < TRIES).then_some(id));
         }
         if refused > 0 {
             tracing::warn!("the file system has no room for free segments");

@@ -49,6 +49,11 @@ pub(super) struct FreeList {
 }
 
 impl FreeList {
+    fn has_more_than(&self, kept: usize) -> bool {
+        let known = self.list.iter().filter(|free| free.has_room).take(kept + 1).count();
+        known + self.checkpoint.len() > kept
+    }
+
     fn take(&mut self) -> Option<Free> {
         let free = self.list.pop_front().or_else(|| self.checkpoint.pop_front());
         self.renewed.extend(free.filter(|free| free.stale).map(|free| free.id));
@@ -70,9 +75,7 @@ impl Segments {
 
     /// Whether there are more than `kept` free segments for which the file system is known to have room.
     pub(in super::super) fn has_more_than(&self, kept: usize) -> bool {
-        let free = self.free.lock();
-        let known = free.list.iter().filter(|free| free.has_room).take(kept + 1).count();
-        known + free.checkpoint.len() > kept
+        self.free.lock().has_more_than(kept)
     }
 
     /// Puts a segment on the free list that holds nothing of this store.
@@ -122,13 +125,10 @@ impl Segments {
         self.free.lock().renewed.clone()
     }
 
-    /// As [`Segments::take`], if more than `kept` are free.
+    /// As [`Segments::take`], if there are more than `kept` with room.
     pub(in super::super) fn take_spare(&self, kept: usize) -> Option<Free> {
         let mut free = self.free.lock();
-        if free.list.len() + free.checkpoint.len() <= kept {
-            return None;
-        }
-        free.take()
+        if free.has_more_than(kept) { free.take() } else { None }
     }
 
     /// The checkpoint stands in these segments, which are on no list; the one before is none any more.
@@ -149,27 +149,38 @@ impl Segments {
         }
     }
 
-    /// One of the first `ahead` segments of the free list for which there may be no room.
-    pub(in super::super) fn without_room(&self, ahead: usize) -> Option<SegmentId> {
-        let free = self.free.lock();
-        free.list.iter().take(ahead).find(|free| !free.has_room).map(|free| free.id)
-    }
-
-    /// There is room for a segment of the free list.
-    pub(in super::super) fn note_room(&self, id: SegmentId) {
-        let its = |free: &&mut Free| free.id == id;
-        if let Some(free) = self.free.lock().list.iter_mut().find(its) {
-            (free.has_room, free.trimmed) = (true, false);
-        }
-    }
-
-    /// There is no room for a segment of the free list, or for any of those that are not known to have it: it is a hole.
-    pub(in super::super) fn lack_room(&self, of: Option<SegmentId>) {
+    /// Takes one of the first `ahead` segments off the free list for which there may be no room, to ask for it.
+    pub(in super::super) fn take_unknown(&self, ahead: usize) -> Option<Free> {
         let all = &mut *self.free.lock();
-        let has_room = |free: &Free| free.has_room || of.is_some_and(|id| id != free.id);
-        let (list, holes): (_, VecDeque<Free>) = all.list.drain(..).partition(has_room);
-        all.list = list;
-        all.holes.extend(holes);
+        let place = all.list.iter().take(ahead).position(|free| !free.has_room)?;
+        all.borrowed += 1;
+        all.list.remove(place)
+    }
+
+    /// Puts a segment back that was asked for: among the first ones if there is room for it, or else it is a hole.
+    pub(in super::super) fn put_back_asked(&self, asked: Free, has_room: bool) {
+        {
+            let all = &mut *self.free.lock();
+            all.borrowed = all.borrowed.saturating_sub(1);
+            if has_room {
+                let known = all.list.iter().take_while(|free| free.has_room).count();
+                all.list.insert(known, Free { has_room, trimmed: false, ..asked });
+                return;
+            }
+            all.holes.push_back(asked);
+        }
+        self.forget_roomy();
+    }
+
+    /// So many had no room that nobody asks for the others of the free list: all that are not known to have it are holes.
+    pub(in super::super) fn lack_room(&self) {
+        {
+            let all = &mut *self.free.lock();
+            let (list, holes): (_, VecDeque<Free>) =
+                all.list.drain(..).partition(|free| free.has_room);
+            all.list = list;
+            all.holes.extend(holes);
+        }
         self.forget_roomy();
     }
 
