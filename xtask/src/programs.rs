@@ -36,7 +36,7 @@ impl Program {
         let package = self.folder.file_name().unwrap_or_default().to_string_lossy();
         let title = format!("tests of {package}, {}", self.target);
         let step = Step::program(title, &self.path, &self.folder).arguments(arguments);
-        let step = step.env("ESKER_SKIPPED", skipped_file());
+        let step = step.env("SKIPPED_TESTS", skipped_file());
         match self.waits() {
             true => step.env("RUST_TEST_THREADS", (2 * processors()).to_string()),
             false => step,

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::io::Write as _;
 
 /// The variable that names the file.
-const FILE: &str = "ESKER_SKIPPED";
+const FILE: &str = "SKIPPED_TESTS";
 
 /// The test that runs here is skipped, or a part of it.
 ///

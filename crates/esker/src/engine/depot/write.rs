@@ -195,18 +195,29 @@ impl Depot {
         match later {
             Later::Done(version, closed, bytes) => {
                 self.pay(bytes);
-                if closed && self.log_writer.is_running() {
-                    self.log_writer.wake();
-                } else if closed {
-                    self.write_full(false)?;
+                if closed {
+                    self.have_full_written()?;
                 }
                 return Ok(Some(version));
             }
             Later::Unsaid => self.say_doubt()?,
             Later::Busy => self.write_full(true)?,
-            Later::NoRoom(kept) => self.make_room(kept)?,
+            Later::NoRoom(kept) => {
+                // It may have ended one.
+                self.have_full_written()?;
+                self.make_room(kept)?;
+            }
         }
         Ok(None)
+    }
+
+    /// Pieces that are full go to the device, beside this if there is somebody for it.
+    fn have_full_written(&self) -> Result<()> {
+        if !self.log_writer.is_running() {
+            return self.write_full(false);
+        }
+        self.log_writer.wake();
+        Ok(())
     }
 
     /// What a write of a key starts from that has no write under way; `others` have.
@@ -358,7 +369,10 @@ impl Depot {
                 Later::Done(..) => return self.write_full(false),
                 Later::Unsaid => self.say_doubt()?,
                 Later::Busy => self.write_full(true)?,
-                Later::NoRoom(kept) => self.make_room_with(cleaner, kept)?,
+                Later::NoRoom(kept) => {
+                    self.write_full(false)?;
+                    self.make_room_with(cleaner, kept)?;
+                }
             }
         }
         loop {
