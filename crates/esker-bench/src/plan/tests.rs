@@ -103,7 +103,7 @@ fn depot_runs_and_counts() {
 fn figures_of_persistent_memory_are_those_of_engines_that_have_it() {
     let plan = Plan {
         operations: Some(200),
-        durability: Some(vec![Durability::None]),
+        durability: Some(vec![Durability::Sync]),
         ..tiny(&["flatstore-put"], &["flat:cceh", "depot"])
     };
     let document = run_here(&plan);
