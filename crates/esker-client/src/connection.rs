@@ -45,6 +45,8 @@ const RECEIVE_BYTES: usize = 64 << 10;
 const STACK_BYTES: usize = 256 << 10;
 /// How long who sends goes on with the frames of others once his own have left.
 const FOR_OTHERS: Duration = Duration::from_millis(10);
+/// What the network takes after so long had to wait for the server, which has read something then.
+const TAKEN_LATE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 struct State {
@@ -70,8 +72,8 @@ pub(crate) struct Connection {
     /// Bytes of the connection that the network was offered, and may have taken: more than it has, while
     /// somebody writes.
     offered: AtomicU64,
-    /// When something last came, in nanoseconds of the clock.
-    received_at: AtomicU64,
+    /// When the server last gave a sign of life, to whichever of its streams, in nanoseconds of the clock.
+    heard_at: Arc<AtomicU64>,
     itself: Weak<Connection>,
 }
 
@@ -90,6 +92,8 @@ impl Drop for Handle {
 pub(crate) struct Submitted {
     pub(crate) id: u32,
     pub(crate) slot: Arc<Slot>,
+    /// When that was, in nanoseconds of the clock.
+    at: u64,
     /// Its reply may take longer than any other: that of a backup.
     lasts: bool,
 }
@@ -100,8 +104,9 @@ impl Connection {
     pub(crate) fn open(address: &Address, options: &Options) -> Result<(Handle, Vec<Handle>)> {
         let (sockets, deadline) = Socket::connect(address, options).map_err(Error::not_sent)?;
         let mut handles = Vec::with_capacity(sockets.len());
+        let heard_at = Arc::new(AtomicU64::new(now_ns()));
         for socket in sockets {
-            handles.push(Self::over(socket, address, options, deadline)?);
+            handles.push(Self::over(socket, address, options, deadline, &heard_at)?);
         }
         let mut handles = handles.into_iter();
         let none = || greeting_failed(address, IoErrorKind::UnexpectedEof.into());
@@ -113,6 +118,7 @@ impl Connection {
         address: &Address,
         options: &Options,
         deadline: Deadline,
+        heard_at: &Arc<AtomicU64>,
     ) -> Result<Handle> {
         let hello = greet(&socket, options, deadline).map_err(|greeting| greeting.told(address))?;
         // The reader looks now and then whether anybody is left (C4).
@@ -135,7 +141,7 @@ impl Connection {
             state: Mutex::new(state),
             room: Condvar::new(),
             offered: AtomicU64::new(0),
-            received_at: AtomicU64::new(now_ns()),
+            heard_at: Arc::clone(heard_at),
             itself: itself.clone(),
         });
         let reader = connection.clone();
@@ -181,6 +187,7 @@ impl Connection {
                 self.hello.request_size_max
             )));
         }
+        let begun = now_ns();
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         // One that asks whether the server lives finds room beside those that may take for ever.
         let beside = usize::from(matches!(request, Request::Ping));
@@ -210,7 +217,7 @@ impl Connection {
                 let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
                 let cause = cause.context("too many requests are in flight");
                 if is_owed {
-                    self.break_if_silent(&cause);
+                    self.break_if_silent(begun, &cause);
                 }
                 return Err(Error::not_sent(cause));
             }
@@ -228,7 +235,7 @@ impl Connection {
         if much {
             self.send();
         }
-        Ok(Submitted { id, slot, lasts: matches!(request, Request::Backup) })
+        Ok(Submitted { id, slot, at: now_ns(), lasts: matches!(request, Request::Backup) })
     }
 
     /// Sends what is queued, unless somebody does.
@@ -306,9 +313,13 @@ impl Connection {
         // Before, not after: whoever breaks the connection meanwhile must not take for unsent what the
         // server may have.
         self.offered.fetch_add(rest.len() as u64, Ordering::SeqCst);
+        let start = SystemClock.monotonic();
         while !rest.is_empty() {
             let error = match self.socket.write(rest) {
                 Ok(count) if count > 0 => {
+                    if SystemClock.monotonic().saturating_sub(start) >= TAKEN_LATE {
+                        self.hear();
+                    }
                     rest = rest.get(count..).unwrap_or_default();
                     if !rest.is_empty() && is_late() {
                         self.offered.fetch_sub(rest.len() as u64, Ordering::SeqCst);
@@ -363,15 +374,21 @@ impl Connection {
         self.state.lock().table.give_up(request.id);
         self.room.notify_all();
         let cause = esker_base::Error::new(ErrorKind::Timeout, "wait for reply");
-        self.break_if_silent(&cause);
+        self.break_if_silent(request.at, &cause);
         // It may have come between the two looks.
         request.slot.wait(Duration::ZERO).unwrap_or_else(|| Err(Error::new(Fate::Unknown, cause)))
     }
 
-    /// Breaks the connection if a server that owes a reply for as long as is allowed has said nothing else either. Whoever
+    /// The server has given a sign of life.
+    fn hear(&self) {
+        self.heard_at.store(now_ns(), Ordering::Relaxed);
+    }
+
+    /// Breaks the connection if a server that owes a reply `since` as long as is allowed has given no other sign of life either. Whoever
     /// waited for anything looks: nobody may wait for the reply itself.
-    fn break_if_silent(&self, cause: &esker_base::Error) {
-        let silent = now_ns().saturating_sub(self.received_at.load(Ordering::Relaxed));
+    fn break_if_silent(&self, since: u64, cause: &esker_base::Error) {
+        let heard_at = self.heard_at.load(Ordering::Relaxed);
+        let silent = now_ns().saturating_sub(heard_at.max(since));
         if u128::from(silent) >= self.options.request_timeout.as_nanos() {
             self.break_off(cause.clone().context("the server is silent"));
         }
@@ -380,14 +397,14 @@ impl Connection {
     /// Sends what is queued, and waits until everything that was submitted before is answered, but for backups.
     pub(crate) fn wait_until_answered(&self, deadline: Deadline) -> Result<()> {
         // Not for what others submit meanwhile, which may never end, and which nobody may send yet: so before what is queued is sent.
-        let before = self.state.lock().queued;
+        let (before, begun) = (self.state.lock().queued, now_ns());
         self.send();
         let mut state = self.state.lock();
         while state.table.is_waited_for(before) {
             let Ok(left) = deadline.left() else {
                 drop(state);
                 let cause = not_answered();
-                self.break_if_silent(&cause);
+                self.break_if_silent(begun, &cause);
                 return Err(Error::not_sent(cause));
             };
             self.room.wait_for(&mut state, left);
@@ -455,7 +472,7 @@ impl Connection {
                 }
                 Err(error) => return Err(esker_base::Error::io("read reply", error)),
             };
-            self.received_at.store(now_ns(), Ordering::Relaxed);
+            self.hear();
             filled = filled.saturating_add(count);
             let used = self.take_frames(buffer.get(..filled).unwrap_or_default())?;
             buffer.copy_within(used..filled, 0);

@@ -104,7 +104,7 @@ impl SharedMemory {
         let end = SystemClock.monotonic().saturating_add(limit);
         let mut rest = REST_MIN;
         loop {
-            if self.ended.load(Ordering::Acquire) {
+            if self.ended.load(Ordering::SeqCst) {
                 return Err(IoErrorKind::BrokenPipe.into());
             }
             let count = self.writer.write(bytes)?;
@@ -123,7 +123,8 @@ impl SharedMemory {
     }
 
     pub(crate) fn shut_down(&self) -> IoResult<()> {
-        self.ended.store(true, Ordering::Release);
+        // With what was offered (`Connection::write`): of two who each say one thing and look at the other, one sees it.
+        self.ended.store(true, Ordering::SeqCst);
         self.bell.shutdown(Shutdown::Both)
     }
 }

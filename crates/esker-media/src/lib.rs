@@ -12,6 +12,7 @@ pub mod folder;
 mod locked;
 pub mod overlay;
 pub mod pmem;
+pub mod refused;
 pub mod sim;
 pub mod striped;
 
@@ -26,4 +27,5 @@ pub use buffer::{BufferPool, IoBuf};
 pub use file::{Direct, FileDevice, OpenOptions};
 pub use overlay::OverlayDevice;
 pub use pmem::{Pmem, PmemCounters, PmemFile, PmemOptions};
+pub use refused::{ReadableDevice, Refused};
 pub use striped::{NewSet, StripedDevice};

@@ -8,7 +8,8 @@ use crate::engine::flex::repair::repair as repair_flex;
 use crate::engine::refuse_others;
 use crate::options::{EngineKind, Options};
 use esker_base::Result;
-use esker_media::{BlockDevice, Pmem};
+use esker_base::rng::Rng;
+use esker_media::{BlockDevice, Pmem, Refused};
 use std::sync::Arc;
 
 /// Makes a sound store of a damaged one that nobody has open: segments with damage are emptied of what
@@ -18,6 +19,9 @@ use std::sync::Arc;
 ///
 /// Of a batch of `depot` that is damaged every record counts that is whole, also of those that were made at once
 /// ([`Store::write`](crate::Store::write)): such a batch may count in part then.
+///
+/// A place that the device refuses to read while others can be read is damaged like one with wrong bytes: what stood there is lost. Of a
+/// store of `flex` it stays as it is, for it may be read again. If the device refuses everything, the repair ends with that error.
 ///
 /// The capacity of a store of `flex` whose root is lost is `options.size_bytes` from then on, or what it takes, if that is more.
 ///
@@ -41,14 +45,18 @@ pub fn repair(options: &Options) -> Result<RepairReport> {
             repair_flat(&devices::open_memory(&options)?, &options)
         }
         EngineKind::Flex => repair_flex(None, &options),
-        EngineKind::Depot => repair_depot(devices::open(&options, None)?, &options),
+        EngineKind::Depot => {
+            let refused = Arc::new(Refused::new(&mut Rng::seeded(options.testing.seed)?));
+            repair_depot(devices::open_to_repair(&options, &refused)?, &refused, &options)
+        }
     }
 }
 
 /// As [`repair`], on a device that the caller opened.
 #[doc(hidden)]
 pub fn repair_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<RepairReport> {
-    repair_depot(device, options)
+    let refused = Arc::new(Refused::new(&mut Rng::seeded(options.testing.seed)?));
+    repair_depot(Arc::new(refused.over(device)), &refused, options)
 }
 
 /// As [`repair`], of a store of `flat` in memory that the caller opened.

@@ -15,7 +15,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_media::folder::{Located, NewFolders, locate, take_away};
 use esker_media::{
     BlockDevice, BlockGeometry, FileDevice, NewSet, OpenOptions, Pmem, PmemFile, PmemOptions,
-    StripedDevice,
+    Refused, StripedDevice,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,8 +48,25 @@ pub(crate) fn new_folders(options: &Options) -> NewFolders {
 /// Opens the device of the store that `options` name; one that is made has room for segments of
 /// this shape, or of that which a new store of its size has.
 pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn BlockDevice>> {
+    open_as(options, shape, |device| device)
+}
+
+/// As [`open`], of a store that is to be repaired: of each of its devices all can be read, but for what is `refused`, which may be shown.
+pub(crate) fn open_to_repair(
+    options: &Options,
+    refused: &Arc<Refused>,
+) -> Result<Arc<dyn BlockDevice>> {
+    open_as(options, None, |device| Arc::new(refused.over(device)))
+}
+
+/// As [`open`]; what of each device is `seen`.
+fn open_as(
+    options: &Options,
+    shape: Option<Shape>,
+    seen: impl Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>,
+) -> Result<Arc<dyn BlockDevice>> {
     if !options.devices.is_empty() {
-        return open_striped(options, shape);
+        return open_striped(options, shape, seen);
     }
     let found = locate(&options.path, DATA_FILE, options.create)?;
     let is_new = !found.exists || is_made_anew(&found, DATA_FILE, options);
@@ -65,7 +82,7 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
             format!("this is member {index} of a store over {count} devices; name them all");
         return Err(Error::invalid("open store", words).device(device.name()));
     }
-    Ok(to_read(Arc::new(device), options.read_only))
+    Ok(seen(to_read(Arc::new(device), options.read_only)))
 }
 
 /// As [`open`], for a restore: a store's own file gets the size of `options` if it is free, as one is that a restore of another size
@@ -158,7 +175,11 @@ pub(crate) fn open_memory(options: &Options) -> Result<Arc<dyn Pmem>> {
 }
 
 /// Opens several devices as one.
-fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn BlockDevice>> {
+fn open_striped(
+    options: &Options,
+    shape: Option<Shape>,
+    seen: impl Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>,
+) -> Result<Arc<dyn BlockDevice>> {
     let paths: Vec<&PathBuf> = std::iter::once(&options.path).chain(&options.devices).collect();
     let count = paths.len() as u64;
     let found = paths.iter().map(|path| locate(path, DATA_FILE, options.create));
@@ -211,7 +232,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
             (set.lead_size_bytes, set.unit_size_bytes) = shape;
         }
     }
-    let members = members.into_iter().map(|member| to_read(member, options.read_only));
+    let members = members.into_iter().map(|member| seen(to_read(member, options.read_only)));
     let new = (options.create || options.format).then_some(&set);
     let device = StripedDevice::open(members.collect(), new)?;
     new_files.0.clear();

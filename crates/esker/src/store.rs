@@ -345,7 +345,7 @@ impl Store {
         self.put_with(key, value, PutOptions { attributes: Attributes::default(), condition })
     }
 
-    /// Deletes `key`; says whether it had a value.
+    /// Deletes `key`; says whether it had a value, or, where damage keeps engine `flat` from knowing that, might have had one.
     ///
     /// # Errors
     /// As [`Store::put`]. A full store still deletes.

@@ -2,10 +2,10 @@
 
 use crate::harness::{PATIENCE, address_of, impatient};
 use esker_base::clock::{Clock as _, SystemClock};
-use esker_client::{Attributes, Client, Condition, ErrorKind, Fate, Options};
+use esker_client::{Attributes, Client, Condition, ErrorKind, Fate, Options, Version};
 use esker_format::native::{
     CLIENT_HELLO_SIZE, ClientHello, FRAME_HEADER_SIZE, FrameHeader, Opcode, ServerHello, Status,
-    VERSION, begin_frame, end_frame,
+    VERSION, begin_frame, encode_version, end_frame,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -581,6 +581,49 @@ fn a_server_that_reads_slowly_keeps_nobody_who_sends() {
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
             let passed = SystemClock.monotonic().saturating_sub(since);
             assert!(passed < 50 * limit, "{passed:?}");
+        },
+    );
+}
+
+/// A large request is on its way for longer than a reply may take; one that waits behind it gives up, and does not take it with it.
+#[test]
+fn who_gives_up_behind_a_large_request_that_is_being_taken_leaves_it_alone() {
+    const LARGE: usize = 32 << 20;
+    let limit = Duration::from_millis(600);
+    let options = Options { request_timeout: limit, ..impatient() };
+    with_impostor_of(
+        options,
+        |mut stream| {
+            read_hello(&mut stream);
+            let hello =
+                ServerHello { request_size_max: 64 << 20, value_size_max: 64 << 20, ..HELLO };
+            stream.write_all(&hello.encode()).expect("send");
+            // All of it, in about one and a half times as long as is waited for a reply.
+            let mut header = [0; FRAME_HEADER_SIZE];
+            stream.read_exact(&mut header).expect("a header");
+            let header = FrameHeader::peek(&header).expect("a header");
+            let mut rest = header.payload_size as usize;
+            let mut part = vec![0; 1 << 20];
+            let pause = limit * 3 / 2 / (LARGE / part.len()) as u32;
+            while rest > 0 {
+                let size = rest.min(part.len());
+                stream.read_exact(&mut part[..size]).expect("a part");
+                rest -= size;
+                esker_trt::sleep(pause);
+            }
+            let put = frame(header.id, Opcode::Put, Status::Ok, &encode_version(Version(1)));
+            stream.write_all(&put).expect("send");
+            wait_for_end(&mut stream);
+        },
+        |client| {
+            let put = std::thread::scope(|scope| {
+                let put = scope.spawn(|| client.put(b"k", &vec![0; LARGE]));
+                esker_trt::sleep(limit / 12);
+                let error = client.get(b"other").expect_err("nobody answers");
+                assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+                put.join().expect("puts")
+            });
+            assert_eq!(put.map_err(|error| error.to_string()), Ok(Version(1)));
         },
     );
 }

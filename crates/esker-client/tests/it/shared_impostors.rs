@@ -351,3 +351,88 @@ fn a_server_that_says_it_sleeps_and_hears_no_bell_keeps_nobody() {
         assert_eq!(asked.load(Ordering::SeqCst), 1000);
     });
 }
+
+/// Runs `check` with a client of two cores of which each does what `serve` says with a request, by the core's number.
+fn with_cores(
+    options: Options,
+    serve: impl Fn(usize, &mut Core, (u32, u8)) + Sync,
+    check: impl FnOnce(&Client),
+) {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let client = Client::new(address, options);
+    std::thread::scope(|scope| {
+        let serve = &serve;
+        scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let endpoints = esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
+            let mut cores: Vec<Core> = endpoints.into_iter().map(Core::new).collect();
+            cores.iter_mut().for_each(Core::greet);
+            for (number, mut core) in cores.into_iter().enumerate() {
+                scope.spawn(move || {
+                    while let Some(request) = core.next() {
+                        serve(number, &mut core, request);
+                    }
+                });
+            }
+        });
+        check(&client);
+        drop(client);
+    });
+}
+
+/// What one core is slow about is no silence of the server, whose other cores answer.
+#[test]
+fn a_request_that_one_core_does_not_answer_costs_those_of_another_nothing() {
+    let limit = Duration::from_millis(400);
+    let serve = |number, core: &mut Core, (id, opcode)| {
+        if number == 0 {
+            esker_trt::sleep(limit / 20);
+            core.answer(id, opcode);
+        }
+    };
+    with_cores(Options { request_timeout: limit, ..impatient() }, serve, |client| {
+        let end = SystemClock.monotonic() + 4 * limit;
+        std::thread::scope(|scope| {
+            let slow = scope.spawn(|| client.get(&key_of(1)));
+            while SystemClock.monotonic() < end {
+                client.get(&key_of(0)).expect("the other core answers");
+            }
+            let error = slow.join().expect("gets").expect_err("nobody answers");
+            assert_eq!(error.kind(), NoAnswer::Timeout, "{error}");
+        });
+    });
+}
+
+/// Of a core that was idle the silence begins when it owes something.
+#[test]
+fn who_has_waited_for_others_does_not_call_a_core_silent_that_was_just_asked() {
+    let limit = Duration::from_millis(1000);
+    let serve = |number, core: &mut Core, (id, opcode)| {
+        let after = if number == 1 { limit * 8 / 10 } else { limit / 2 };
+        if opcode != Opcode::Get as u8 || number == 1 {
+            esker_trt::sleep(after);
+        }
+        core.answer(id, opcode);
+    };
+    with_cores(Options { request_timeout: limit, ..impatient() }, serve, |client| {
+        client.get(&key_of(0)).expect("connects");
+        esker_trt::sleep(limit * 12 / 10);
+        let (sync, put) = std::thread::scope(|scope| {
+            let slow = scope.spawn(|| client.get(&key_of(1)));
+            esker_trt::sleep(limit / 20);
+            // Waits for that one, and then for the first core.
+            let sync = scope.spawn(|| client.sync());
+            esker_trt::sleep(limit / 20);
+            // Waits for both, and has no time left when the second of them begins.
+            let put = client.put(&key_of(1), b"v");
+            slow.join().expect("gets").expect("an answer in time");
+            (sync.join().expect("syncs"), put)
+        });
+        sync.expect("it was answered in half the time");
+        let error = put.expect_err("there was no time left");
+        assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout), "{error}");
+    });
+}

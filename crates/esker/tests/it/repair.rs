@@ -2,12 +2,13 @@
 //! comes back.
 
 use crate::support::{DEVICE_SIZE, device, open, options};
-use esker::{Batch, ErrorKind, RepairReport, Store, repair_on};
+use esker::{Batch, Error, ErrorKind, RepairReport, Store, repair_on};
 use esker_base::rng::Rng;
 use esker_format::depot::{BatchHeader, BatchKind};
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use esker_media::sim::{Act, Asking, Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// All values that each key had, the newest last; `None` where it was deleted.
 type History = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
@@ -339,5 +340,84 @@ fn a_cache_evicts_what_a_repair_has_moved() {
         // But for what is in the open segment.
         assert!(store.stats().items <= 1, "{:?}", store.stats());
         assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
+    }
+}
+
+/// A device with an image, of which one block is refused until it is written.
+fn refusing(image: &Image, block: u64) -> Arc<Asking> {
+    let is_refused = AtomicBool::new(true);
+    Asking::new(reopened(image), move |call| {
+        let meets = call.range.start < block + BLOCK && block < call.range.end;
+        match call.act {
+            Act::Read if meets && is_refused.load(Ordering::SeqCst) => {
+                Err(Error::new(ErrorKind::Io, "read"))
+            }
+            Act::Write if meets => {
+                is_refused.store(false, Ordering::SeqCst);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+const BLOCK: u64 = 512;
+
+#[test]
+fn a_block_that_is_never_read_costs_no_more_than_what_stands_in_it() {
+    for (close, batches) in [(true, false), (false, false), (true, true), (false, true)] {
+        let (image, history) = if batches { batched(2, close) } else { populated(2, close) };
+        // A block has so many records at most, beside its batch.
+        let most = if batches { 12 } else { 3 };
+        let (mut lost, mut kept) = (0, 0);
+        for block in (0..DEVICE_SIZE / BLOCK).map(|number| number * BLOCK) {
+            let at = format!("closed {close}, batches {batches}, block at {block}");
+            let device = refusing(&image, block);
+            let repair = |seed| repair_on(Arc::clone(&device) as Arc<_>, &options(seed));
+            let report = repair(5).unwrap_or_else(|error| panic!("{at}: {error}"));
+            repair(6).unwrap_or_else(|error| panic!("{at}, again: {error}"));
+            let store = Store::open_on(Arc::clone(&device) as Arc<_>, &options(7)).expect(&at);
+            let lacking = judge_refused(&store, &history, &report, &at);
+            assert!(lacking <= most, "{at}: {lacking} keys, {report:?}");
+            lost += lacking;
+            kept += history.len() as u64 - lacking;
+        }
+        assert!(lost > 0 && kept > 100 * lost, "{lost} lost, {kept} kept");
+    }
+}
+
+/// As [`judge`], but that a block may stay refused in which nothing stands.
+fn judge_refused(store: &Store, history: &History, report: &RepairReport, at: &str) -> u64 {
+    judge(store, history, report, at)
+}
+
+#[test]
+fn a_device_that_refuses_everything_loses_nothing() {
+    let (image, history) = populated(2, false);
+    let reads = Arc::new(AtomicU64::new(0));
+    let repair_with = |left: u64| {
+        let (counted, met) = (AtomicU64::new(0), Arc::clone(&reads));
+        let device = Asking::new(reopened(&image), move |call| {
+            if call.act != Act::Read {
+                return Ok(());
+            }
+            met.fetch_add(1, Ordering::SeqCst);
+            match counted.fetch_add(1, Ordering::SeqCst) < left {
+                true => Ok(()),
+                false => Err(Error::new(ErrorKind::Io, "read")),
+            }
+        });
+        let repaired = repair_on(Arc::clone(&device) as Arc<_>, &options(5));
+        (repaired, device.inner().image())
+    };
+    repair_with(u64::MAX).0.unwrap();
+    let all = reads.load(Ordering::SeqCst);
+    assert!(all > 50, "{all} reads");
+    for left in 0..all {
+        let (repaired, image) = repair_with(left);
+        let error = repaired.expect_err("everything is refused");
+        assert_eq!(error.kind(), ErrorKind::Io, "behind {left} reads: {error}");
+        let (report, lacking) = mended(&image, &history, &format!("behind {left} reads"));
+        assert_eq!((report.records_lost, lacking), (0, 0), "behind {left} reads");
     }
 }

@@ -77,7 +77,7 @@ use esker_format::depot::{
     HASH_BITS, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Stream, Superblock,
 };
 use esker_index::{Directory, Link};
-use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf, is_zero};
+use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf, Refused, is_zero};
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
 use layout::Layout;
@@ -181,16 +181,18 @@ impl Depot {
     /// # Errors
     /// `InvalidArgument` if the device holds something else, `UnsupportedFormat`, `Corrupted`, also if it lost its superblocks, `Io`.
     pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Arc<Depot>> {
-        let (depot, _) = Depot::open_as(device, options, false)?;
+        let (depot, _) = Depot::open_as(device, options, None)?;
         Ok(depot)
     }
 
-    /// As [`Depot::open`]; `lenient` takes what is left of damaged segments, and tells which these are.
+    /// As [`Depot::open`]; to repair it, what is left of damaged segments is taken, and it tells which these are. What `repairing` says to be
+    /// refused is damage then.
     fn open_as(
         device: Arc<dyn BlockDevice>,
         options: &Options,
-        lenient: bool,
+        repairing: Option<&Refused>,
     ) -> Result<(Arc<Depot>, Vec<Damage>)> {
+        let lenient = repairing.is_some();
         check_blocks(&*device)?;
         let pool = BufferPool::default();
         let mut rng = Rng::seeded(options.testing.seed)?;
@@ -244,10 +246,12 @@ impl Depot {
             tracing::warn!(unused, "the device is larger than a store can be");
         }
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
+        // Behind the superblocks, of which one that cannot be read is done without.
+        repairing.inspect(|refused| refused.show());
         let source =
             Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };
         let (mut log, index) =
-            Recovered::scan(&source, &superblock, &hasher, &options.progress, lenient)?;
+            Recovered::scan(&source, &superblock, &hasher, &options.progress, repairing)?;
         mend_copies(&*device, &pool, &superblock, &log.copies)?;
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.

@@ -41,6 +41,7 @@ use esker_format::depot::{
     VersionForm, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
+use esker_media::Refused;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A thread costs more than it saves for less of the store than this.
@@ -176,7 +177,7 @@ struct Scan<'a> {
 
 impl Recovered {
     /// Reads the log, but for what a checkpoint covers; that one's index comes with it.
-    /// `lenient` takes what is left of a damaged log instead of refusing it.
+    /// `repairing` takes what is left of a damaged log instead of refusing it.
     ///
     /// # Errors
     /// `Corrupted` if something below the committed point is missing, `Io` if the device fails.
@@ -185,8 +186,9 @@ impl Recovered {
         superblock: &Superblock,
         hasher: &KeyHasher,
         progress: &Progress,
-        lenient: bool,
+        repairing: Option<&Refused>,
     ) -> Result<(Recovered, Option<Directory>)> {
+        let lenient = repairing.is_some();
         let area = u64::from(superblock.segment_count) * superblock.segment_size_bytes;
         let worth = usize::try_from(area / BYTES_PER_THREAD + 1).unwrap_or(THREADS_MAX);
         let threads = if worth == 1 || esker_trt::sim::is_active() {
@@ -195,7 +197,7 @@ impl Recovered {
             std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(worth)
         };
         let Headers { valid: headers, blank, copies, damaged: headless } =
-            headers(source, superblock, threads, lenient)?;
+            headers(source, superblock, threads, repairing)?;
         let (covers, loaded) = load::newest(source, &headers, lenient)?;
         // A repair has to meet all damage, also that which a checkpoint makes harmless for now.
         let (loaded, told) = if lenient { (None, loaded) } else { (loaded, None) };
@@ -488,7 +490,7 @@ fn headers(
     source: &Source<'_>,
     superblock: &Superblock,
     threads: usize,
-    lenient: bool,
+    repairing: Option<&Refused>,
 ) -> Result<Headers> {
     let next = AtomicU32::new(0);
     let parts = on_threads("recover store", threads, |_| {
@@ -498,13 +500,13 @@ fn headers(
             if id.0 >= superblock.segment_count {
                 return Ok(headers);
             }
-            match source.header_and_other(superblock.store_id, id) {
+            match source.header_and_other(superblock.store_id, id, repairing) {
                 Ok((Some(header), other, _)) => {
                     headers.valid.push(header);
                     headers.copies.extend(other.map(|at| (at, header)));
                 }
                 Ok((None, ..)) => headers.blank.push(id),
-                Err(error) if lenient && error.kind() == ErrorKind::Corrupted => {
+                Err(error) if repairing.is_some() && error.kind() == ErrorKind::Corrupted => {
                     tracing::warn!(%error, "what stands in a segment is lost");
                     headers.damaged.push(id);
                 }

@@ -1,7 +1,8 @@
 //! Repair: a damaged store becomes a sound one that holds all that can still be read.
 //!
 //! Of a segment whose log is damaged, what stands before and behind the damage is taken, and the whole
-//! records of damaged batches ([`super::whole`]). Then every record that counts is read. Those that are
+//! records of damaged batches ([`super::whole`]). What the device refuses to read, and not for a while only, is damage, too
+//! (`ReadableDevice`). Then every record that counts is read. Those that are
 //! damaged go: the note of an eviction takes the place of each, so that no older value of its key comes
 //! back. Segments with damage are emptied by the cleaner's means, and their headers made invalid.
 //!
@@ -26,18 +27,22 @@ use esker_base::ids::{SegmentId, Version};
 use esker_base::{ErrorKind, Result};
 use esker_format::depot::{RecordKind, RecordMeta, Stream, SummaryRecord, encode_evicted};
 use esker_index::Link;
-use esker_media::BlockDevice;
+use esker_media::{BlockDevice, Refused};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Repairs the store on `device`.
+/// Repairs the store on `device`, which is one, or consists of such, that shows what is `refused`.
 ///
 /// # Errors
 /// `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left,
-/// `UnsupportedFormat`, `Io`.
-pub(crate) fn repair(device: Arc<dyn BlockDevice>, options: &Options) -> Result<RepairReport> {
+/// `UnsupportedFormat`, `Io` if the device fails, and not a place of it.
+pub(crate) fn repair(
+    device: Arc<dyn BlockDevice>,
+    refused: &Refused,
+    options: &Options,
+) -> Result<RepairReport> {
     let options = Options { format: false, create: false, ..options.clone() };
-    let (depot, damaged) = Depot::open_as(device, &options, true)?;
+    let (depot, damaged) = Depot::open_as(device, &options, Some(refused))?;
     let hiding = damaged.iter().filter(|damage| damage.hides).count();
     let mut report = RepairReport { damaged_segments: hiding as u64, ..Default::default() };
     let lost = depot.find_lost(&mut report)?;
@@ -53,6 +58,11 @@ pub(crate) fn repair(device: Arc<dyn BlockDevice>, options: &Options) -> Result<
     }
     // Copies of what counts, maybe damaged, stand in free segments: recovery may prefer either.
     depot.blank_stale()?;
+    // What stood in the blocks that are lost counts no more: an open may read them.
+    let blocks = refused.write_anew(sites::BLANK_WRITE, sites::BLANK_FLUSH)?;
+    if blocks > 0 {
+        tracing::warn!(blocks, "blocks that the device refused to read were written anew");
+    }
     drop(cleaner);
     Engine::close(&*depot)?;
     Ok(report)

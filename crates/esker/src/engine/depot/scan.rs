@@ -18,7 +18,7 @@ use esker_format::depot::{
     RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
     decode_evicted, decode_trailer, read_summary,
 };
-use esker_media::{BlockDevice, BufferPool, IoBuf};
+use esker_media::{BlockDevice, BufferPool, IoBuf, Refused};
 
 /// How often a failing read is tried.
 const READ_TRIES: u32 = 3;
@@ -139,15 +139,16 @@ impl Source<'_> {
         store_id: StoreId,
         id: SegmentId,
     ) -> Result<(Option<SegmentHeader>, Option<u64>)> {
-        self.header_and_other(store_id, id).map(|(header, _, damaged)| (header, damaged))
+        self.header_and_other(store_id, id, None).map(|(header, _, damaged)| (header, damaged))
     }
 
     /// As [`Source::header`], and the device offsets of a copy that says something else, or nothing, beside the one that counts, and of one
-    /// that is damaged. A copy of a store in use may just be written.
+    /// that is damaged, as one is that was `refused`. A copy of a store in use may just be written.
     pub(super) fn header_and_other(
         &self,
         store_id: StoreId,
         id: SegmentId,
+        refused: Option<&Refused>,
     ) -> Result<(Option<SegmentHeader>, Option<u64>, Option<u64>)> {
         let base = self.layout.segment_offset(id);
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
@@ -174,7 +175,10 @@ impl Source<'_> {
             .iter()
             .filter_map(decode)
             .max_by_key(|header| (header.epoch, header.next_version));
-        let is_damaged = |copy: &&IoBuf| SegmentHeader::is_damaged(copy, store_id, id);
+        let is_damaged = |copy: &IoBuf| {
+            SegmentHeader::is_damaged(copy, store_id, id)
+                || refused.is_some_and(|refused| refused.is_one(copy))
+        };
         let damaged = places.iter().zip(&copies).find(|(_, copy)| is_damaged(copy));
         let damaged = damaged.map(|(place, _)| *place);
         match (header, failed, damaged) {

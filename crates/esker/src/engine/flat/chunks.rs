@@ -321,7 +321,8 @@ impl Chunks {
         // `iter` begins behind the root.
         let from = first.map_or(self.chunks.len(), |first| first.saturating_sub(1));
         self.unread_from.store(from, Ordering::Relaxed);
-        unread.find(|(number, _)| is_of(*number))
+        // One that is written to is read once it is full: what its writers note meanwhile would be lost.
+        unread.find(|(number, chunk)| chunk.usage() == Use::Log && is_of(*number))
     }
 
     /// This moment: to be asked for before a word is looked up.

@@ -314,7 +314,7 @@ impl Flat {
             if logs.all(|(_, chunk)| chunk.is_published()) && !chunk.is_dead() {
                 tracing::warn!(
                     chunk = number,
-                    "a record has not its key: the chunk is left as it is"
+                    "the key of an entry that counts is not known: the chunk is left as it is"
                 );
                 cleaner.damaged.insert(number);
             }
@@ -357,7 +357,8 @@ impl Flat {
         let twins = twins.filter(|number| self.group_of_log(*number) == cleaner.group);
         let numbers: BTreeSet<u32> = cleaner.left.keys().copied().chain(twins).collect();
         for number in numbers {
-            if !self.hold.holds(number) && !cleaner.damaged.contains(&number) {
+            let is_dead = self.chunks.get(number).is_some_and(Chunk::is_dead);
+            if !self.hold.holds(number) && (is_dead || !cleaner.damaged.contains(&number)) {
                 match self.clean_chunk(cleaner, number) {
                     Err(error) if error.kind() == ErrorKind::NoSpace => {}
                     cleaned => cleaned?,

@@ -62,7 +62,7 @@ struct Copied {
     expires_at: Option<u64>,
 }
 
-/// Copies on their way: to a batch, and then to the index.
+/// Copies on their way to a batch.
 #[derive(Default)]
 struct Moves {
     /// Chunks of blocks out of which records are moved.
@@ -70,8 +70,6 @@ struct Moves {
     bytes: Vec<u8>,
     base: u64,
     forming: Vec<Copied>,
-    /// What is durable, and where.
-    done: Vec<(Copied, Word)>,
 }
 
 /// What becomes of an entry.
@@ -137,10 +135,6 @@ impl Flat {
         let batches = self.batches_of(victim.number, buffer);
         let mut moves = Moves { emptying: self.cleaners.emptying(), ..Moves::default() };
         let copied = self.copy_batches(cleaner, batches, &mut moves, victim);
-        // Also after an error: what was copied is durable (C1), and as good as the original.
-        moves.done.into_iter().for_each(|(copied, new)| {
-            self.follow(cleaner, victim.number, copied, new);
-        });
         // Of those that were to follow nobody knows, unless what failed was to make them durable: they may be.
         let undone = moves.forming.into_iter().filter_map(|copied| copied.new_record);
         match &copied {
@@ -212,33 +206,29 @@ impl Flat {
                     Err(_) if self.is_in_repair() => break,
                     Err(_) => return Ok(false),
                 };
-                if !self.copy_entry(cleaner, moves, &found, victim)? {
-                    return Ok(false);
-                }
+                self.copy_entry(cleaner, moves, &found, victim)?;
             }
         }
-        self.end_batch(cleaner, moves, victim.born)?;
+        self.end_batch(cleaner, moves, victim)?;
         Ok(true)
     }
 
-    /// Copies an entry, if it counts; false if nobody can tell.
+    /// Copies an entry, if it counts and its key is known.
     fn copy_entry(
         &self,
         cleaner: &mut Cleaner,
         moves: &mut Moves,
         found: &FoundEntry<'_>,
         victim: Victim,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let FoundEntry { entry, version, place } = found;
         let version = *version;
-        let key = unless_damaged(self.key_of_entry(entry), "an entry and its chunk stay")?;
-        // One whose key cannot be read is not in the index during a repair.
-        let Some(key) = key else { return Ok(self.is_in_repair()) };
-        // That of an entry that was overtaken.
-        let Some(key) = key else { return Ok(true) };
+        // One whose key cannot be read, or is there no more, may have been overtaken. If it was not, the chunk does not come free.
+        let key = unless_damaged(self.key_of_entry(entry), "an entry is left as it is")?.flatten();
+        let Some(key) = key else { return Ok(()) };
         let (hash, word, key) = (self.hasher.hash(&key), place.word(), key.into_owned());
         if !self.index.holds(hash, &key, word) {
-            return Ok(true);
+            return Ok(());
         }
         let has_expired = self.clock.is_expired(attributes_of(entry).expires_at);
         let is_needed = version >= victim.needed && !sites::TOMBSTONE_NEEDED.disabled();
@@ -248,7 +238,7 @@ impl Flat {
                 self.let_go(word, None);
                 self.leave(cleaner, victim.number, record_of_action(entry.action));
             }
-            return Ok(true);
+            return Ok(());
         }
         let becomes = match has_expired {
             true => self.becomes_tombstone(entry, &key)?,
@@ -260,7 +250,7 @@ impl Flat {
             || size > BATCH_NEAR_BYTES
             || size > self.layout.batch_room();
         if full {
-            self.end_batch(cleaner, moves, victim.born).inspect_err(|_| {
+            self.end_batch(cleaner, moves, victim).inspect_err(|_| {
                 becomes.new_record.into_iter().for_each(|line| self.free_record(line));
             })?;
         }
@@ -287,7 +277,7 @@ impl Flat {
             new_record,
             expires_at,
         });
-        Ok(true)
+        Ok(())
     }
 
     /// What becomes of the entry of a value that has expired, while an older one of its key may be on media.
@@ -329,14 +319,15 @@ impl Flat {
         Ok(same)
     }
 
-    /// Writes the batch of copies that forms to the cleaner's log, durably.
-    fn end_batch(&self, cleaner: &mut Cleaner, moves: &mut Moves, born: u64) -> Result<()> {
+    /// Writes the batch of copies that forms to the cleaner's log, durably; then the index follows (C1): the keys of a whole chunk would take
+    /// any amount of memory until its end.
+    fn end_batch(&self, cleaner: &mut Cleaner, moves: &mut Moves, victim: Victim) -> Result<()> {
         if moves.forming.is_empty() {
             return Ok(());
         }
         let payload = moves.bytes.len();
         let total = batch_size(payload);
-        let (chunk, tail) = self.room_for_copies(cleaner, total as u64, born)?;
+        let (chunk, tail) = self.room_for_copies(cleaner, total as u64, victim.born)?;
         let offset = self.layout.start_of(chunk) + tail;
         let mut bytes = vec![0; BATCH_HEADER_SIZE];
         bytes.append(&mut moves.bytes);
@@ -364,7 +355,7 @@ impl Flat {
                 ordinal,
                 lines: (within / LINE) as u64,
             };
-            moves.done.push((copied, place.word()));
+            self.follow(cleaner, victim.number, copied, place.word());
         }
         Ok(())
     }

@@ -80,9 +80,12 @@ impl Chunk {
         const BESIDE: u64 = 3;
         let (entries, live) = (u64::from(entries.max(1)), u64::from(entries.saturating_sub(dead)));
         let tail = u64::from(self.tail.load(Ordering::Relaxed));
+        // Of a log that goes on from before the open, what was appended since is known.
         let bytes = match self.payload.load(Ordering::Relaxed) {
-            0 => tail,
-            payload => tail.min(u64::from(payload) + entries * BESIDE),
+            payload if payload > 0 && !self.is_unread() => {
+                tail.min(u64::from(payload) + entries * BESIDE)
+            }
+            _ => tail,
         };
         bytes * live / entries
     }

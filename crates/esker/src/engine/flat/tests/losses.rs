@@ -1,5 +1,6 @@
 //! What a crash leaves damaged is told when the store is opened, and nothing is missing without a word.
 
+use super::super::layout::Place;
 use super::super::pack::Emptying;
 use super::*;
 use crate::batch::Batch;
@@ -114,7 +115,7 @@ fn a_long_batch_that_is_damaged_does_not_end_the_log_of_those_behind_it() {
             store.write_atomic(&batch).unwrap();
         }
         let word = store.find(store.hasher.hash(&[0, 9]), &[0, 9]).unwrap().unwrap();
-        flip(&*memory, super::super::layout::Place::of(word).offset);
+        flip(&*memory, Place::of(word).offset);
         crash(store);
         let error = opened(&memory, engine).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}: {error}");
@@ -145,7 +146,7 @@ fn a_damaged_batch_at_the_end_of_an_earlier_log_does_not_pass_for_a_torn_one() {
 /// Where the entry of a key stands.
 fn entry(store: &Flat, key: &[u8]) -> u64 {
     let word = store.find(store.hasher.hash(key), key).unwrap().unwrap();
-    super::super::layout::Place::of(word).offset
+    Place::of(word).offset
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn a_chunk_with_a_key_that_cannot_be_told_is_left_until_that_is_written_anew() {
         let key = [b'k'; 300];
         put(&store, &key);
         let word = store.find(store.hasher.hash(&key), &key).unwrap().unwrap();
-        let chunk = store.layout.chunk_of(super::super::layout::Place::of(word).offset);
+        let chunk = store.layout.chunk_of(Place::of(word).offset);
         flip(&*memory, record(&store, &key) + RECORD_HEADER_SIZE as u64 + 5);
         (0..5000_u32).for_each(|number| put(&store, &(number % 100).to_be_bytes()));
         let clean = || {
@@ -241,7 +242,7 @@ fn a_put_finds_no_tombstone_any_more_under_a_hash_of_which_something_was_lost() 
     let hash = store.hasher.hash(key);
     put(&store, key);
     let word = store.find(hash, key).unwrap().unwrap();
-    flip(&*memory, super::super::layout::Place::of(word).offset + 9);
+    flip(&*memory, Place::of(word).offset + 9);
     assert_eq!(store.find(hash, key).unwrap_err().kind(), ErrorKind::Corrupted);
     put(&store, key);
     store.delete_key(key, Condition::Always).unwrap();
@@ -285,6 +286,54 @@ fn a_length_that_is_damaged_takes_no_more_memory_than_the_place_of_its_record_ha
         assert_eq!(store.move_record(&Emptying::default(), key, line).unwrap(), None);
         let kept = store.pool.idle_bytes() as u64;
         assert!(kept <= most, "{engine}, {size}: {kept} bytes for a move");
+        crash(store);
+    }
+}
+
+#[test]
+fn an_overtaken_entry_whose_key_cannot_be_read_keeps_its_chunk_from_nothing() {
+    for engine in KINDS {
+        let memory = Arc::new(SimPm::new(SimPmOptions::new(16 * CHUNK_SIZE, 1)));
+        let store = opened_with(1, &(Arc::clone(&memory) as Arc<dyn Pmem>), engine).unwrap();
+        let (key, live) = ([b'k'; 300], [b'l'; 300]);
+        put(&store, b"before");
+        put(&store, &key);
+        let (lost, first) = (record(&store, &key), open_chunk(&store, 0));
+        put(&store, b"behind");
+        put(&store, &live);
+        put(&store, &key);
+        // Not with records: they would take the room of the one that nothing points at.
+        while open_chunk(&store, 0) == first {
+            put(&store, b"fill");
+        }
+        memory.poison(lost, esker_format::flat::LINE as u64);
+        let clean = || {
+            let mut cleaner = store.cleaner_of_log(first);
+            store.clean_chunk(&mut cleaner, first).unwrap();
+            cleaner.damaged.contains(&first)
+        };
+        assert!(!clean(), "{engine}");
+        assert!(!store.chunks.get(first).unwrap().is_log(), "{engine}: it is free");
+        for key in [&b"before"[..], b"behind", &key, &live] {
+            assert!(store.get_value(key, &mut |_| Ok(())).unwrap().is_some(), "{engine}");
+        }
+        // One that counts stays, and what stands behind it moves all the same.
+        let lost = record(&store, &live);
+        let second = store.layout.chunk_of(
+            Place::of(store.find(store.hasher.hash(&live), &live).unwrap().unwrap()).offset,
+        );
+        put(&store, b"more");
+        memory.poison(lost, esker_format::flat::LINE as u64);
+        let mut cleaner = store.cleaner_of_log(second);
+        if let Some((open, tail)) = cleaner.log.open.take() {
+            store.seal(open, tail).unwrap();
+        }
+        store.clean_chunk(&mut cleaner, second).unwrap();
+        assert!(cleaner.damaged.contains(&second), "{engine}");
+        let chunk = store.chunks.get(second).unwrap();
+        let (entries, dead) = chunk.counts();
+        assert_eq!((chunk.is_log(), entries - dead), (true, 1), "{engine}: it alone stays");
+        drop(cleaner);
         crash(store);
     }
 }
