@@ -45,8 +45,12 @@ const RECEIVE_BYTES: usize = 64 << 10;
 const STACK_BYTES: usize = 256 << 10;
 /// How long who sends goes on with the frames of others once his own have left.
 const FOR_OTHERS: Duration = Duration::from_millis(10);
+/// So many times as long as a reply may take, a stream is broken whose own server's core says nothing, whatever the others say.
+const SILENT_TIMES: u32 = 3;
 /// What the network takes after so long had to wait for the server, which has read something then.
 const TAKEN_LATE: Duration = Duration::from_millis(100);
+/// Bytes that the network is given at once: so that what it takes is seen.
+const PIECE_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
 struct State {
@@ -74,6 +78,8 @@ pub(crate) struct Connection {
     offered: AtomicU64,
     /// When the server last gave a sign of life, to whichever of its streams, in nanoseconds of the clock.
     heard_at: Arc<AtomicU64>,
+    /// The same of this stream alone, or since when it has owed something, if that is later.
+    silent_since: AtomicU64,
     itself: Weak<Connection>,
 }
 
@@ -142,6 +148,7 @@ impl Connection {
             room: Condvar::new(),
             offered: AtomicU64::new(0),
             heard_at: Arc::clone(heard_at),
+            silent_since: AtomicU64::new(now_ns()),
             itself: itself.clone(),
         });
         let reader = connection.clone();
@@ -222,6 +229,9 @@ impl Connection {
                 return Err(Error::not_sent(cause));
             }
             self.room.wait_for(&mut state, left);
+        }
+        if state.table.is_empty() {
+            self.silent_since.store(now_ns(), Ordering::Relaxed);
         }
         let id = state.table.next_id();
         // The id is part of the checksum, so the frame ends here.
@@ -315,7 +325,8 @@ impl Connection {
         self.offered.fetch_add(rest.len() as u64, Ordering::SeqCst);
         let start = SystemClock.monotonic();
         while !rest.is_empty() {
-            let error = match self.socket.write(rest) {
+            let piece = rest.get(..PIECE_BYTES).unwrap_or(rest);
+            let error = match self.socket.write(piece) {
                 Ok(count) if count > 0 => {
                     if SystemClock.monotonic().saturating_sub(start) >= TAKEN_LATE {
                         self.hear();
@@ -381,15 +392,22 @@ impl Connection {
 
     /// The server has given a sign of life.
     fn hear(&self) {
-        self.heard_at.store(now_ns(), Ordering::Relaxed);
+        let now = now_ns();
+        self.heard_at.store(now, Ordering::Relaxed);
+        self.silent_since.store(now, Ordering::Relaxed);
     }
 
-    /// Breaks the connection if a server that owes a reply `since` as long as is allowed has given no other sign of life either. Whoever
-    /// waited for anything looks: nobody may wait for the reply itself.
+    /// Breaks the connection if a server that owes a reply `since` as long as is allowed has given no other sign of life either, to no
+    /// stream, or for much longer not to this one. Whoever waited for anything looks: nobody may wait for the reply itself.
     fn break_if_silent(&self, since: u64, cause: &esker_base::Error) {
         let heard_at = self.heard_at.load(Ordering::Relaxed);
-        let silent = now_ns().saturating_sub(heard_at.max(since));
-        if u128::from(silent) >= self.options.request_timeout.as_nanos() {
+        let now = now_ns();
+        let silent = now.saturating_sub(heard_at.max(since));
+        let limit = self.options.request_timeout.as_nanos();
+        let of_stream = now.saturating_sub(self.silent_since.load(Ordering::Relaxed));
+        if u128::from(silent) >= limit
+            || u128::from(of_stream) >= limit.saturating_mul(SILENT_TIMES.into())
+        {
             self.break_off(cause.clone().context("the server is silent"));
         }
     }

@@ -9,6 +9,9 @@
 //! # Invariants
 //! - F1: nothing is shown but what stands below, or, of a block that was refused while others were not, the mark. Nobody but this
 //!   process knows that, so nothing that a client wrote looks like it.
+//! - F3: what was shown of a block once is shown until it is written: one that is lost stays so, and once all was looked at, one that
+//!   was not lost is no more than an error.
+//! - F4: a device behind the kernel's cache shows nothing: a block that was read before is no witness there.
 //! - F2: writes and errors of writes are those of the device below. A block that was written is lost no more.
 //!
 //! # Concurrency
@@ -25,7 +28,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// How often a block is asked for before it is refused.
 const TRIES: u32 = 3;
@@ -34,6 +37,13 @@ const MARK: usize = 64;
 /// No place: nothing was read yet.
 const NOWHERE: u64 = u64::MAX;
 
+/// Reads that fail are errors.
+const HIDDEN: u8 = 0;
+/// Blocks that are refused are lost, and shown.
+const SHOWN: u8 = 1;
+/// Those that are lost are shown, and no others.
+const KNOWN: u8 = 2;
+
 /// Where the blocks of a device are that are lost, in bytes.
 type Lost = Arc<Mutex<BTreeSet<u64>>>;
 
@@ -41,7 +51,7 @@ type Lost = Arc<Mutex<BTreeSet<u64>>>;
 #[derive(Debug)]
 pub struct Refused {
     mark: [u8; MARK],
-    are_shown: AtomicBool,
+    stage: AtomicU8,
     devices: Mutex<Vec<(Arc<dyn BlockDevice>, Lost)>>,
 }
 
@@ -51,7 +61,7 @@ impl Refused {
     pub fn new(rng: &mut Rng) -> Refused {
         let mut mark = [0; MARK];
         rng.fill(&mut mark);
-        Refused { mark, are_shown: AtomicBool::new(false), devices: Mutex::default() }
+        Refused { mark, stage: AtomicU8::new(HIDDEN), devices: Mutex::default() }
     }
 
     /// `device` with all of its blocks, these among them.
@@ -65,7 +75,12 @@ impl Refused {
 
     /// From now on blocks that are refused read as damage.
     pub fn show(&self) {
-        self.are_shown.store(true, Ordering::Release);
+        self.stage.store(SHOWN, Ordering::Release);
+    }
+
+    /// All that is needed was read: which blocks are lost is known, and others that fail are errors.
+    pub fn know(&self) {
+        self.stage.store(KNOWN, Ordering::Release);
     }
 
     /// Whether a block that reads like this was refused.
@@ -74,26 +89,31 @@ impl Refused {
         block.starts_with(&self.mark)
     }
 
-    /// Writes zeros to all blocks that are lost, durably; how many these are.
+    /// Writes zeros to all blocks that are lost, durably: to how many, and how many the device does not take.
     ///
     /// # Errors
-    /// As for writes, of a device that does not take a block: it is still refused.
-    pub fn write_anew(&self, site: Site, flush: Site) -> Result<u64> {
+    /// As for writes and flushes, but for `Io` of a write.
+    pub fn write_anew(&self, site: Site, flush: Site) -> Result<(u64, u64)> {
         let devices = self.devices.lock().clone();
-        let mut count = 0;
+        let (mut written, mut refused) = (0, 0);
         for (device, lost) in devices {
             let lost = std::mem::take(&mut *lost.lock());
             let mut zeros = BufferPool::default().get(place(block_of(&*device)));
             zeros.fill(0);
             for offset in &lost {
-                device.write_at(site, *offset, &[IoSlice::new(&zeros)])?;
+                match device.write_at(site, *offset, &[IoSlice::new(&zeros)]) {
+                    Err(error) if error.kind() == ErrorKind::Io => refused += 1,
+                    done => {
+                        done?;
+                        written += 1;
+                    }
+                }
             }
             if !lost.is_empty() {
                 device.flush(flush)?;
             }
-            count += lost.len() as u64;
         }
-        Ok(count)
+        Ok((written, refused))
     }
 
     /// Marks what stands at `offset`.
@@ -131,9 +151,14 @@ impl ReadableDevice {
 
     /// What a read that failed comes to: of its blocks those that are there, and the mark in place of others.
     fn read_apart(&self, site: Site, offset: u64, buf: &mut [u8], error: Error) -> Result<()> {
-        if error.kind() != ErrorKind::Io || !self.refused.are_shown.load(Ordering::Acquire) {
+        let is_hidden = self.refused.stage.load(Ordering::Acquire) == HIDDEN;
+        if error.kind() != ErrorKind::Io || is_hidden || self.reads_bytes() {
             return Err(error);
         }
+        self.read_blocks(site, offset, buf)
+    }
+
+    fn read_blocks(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
         let block = self.block();
         let (mut at, mut rest) = (offset, buf);
         while !rest.is_empty() {
@@ -147,15 +172,23 @@ impl ReadableDevice {
 
     /// Reads (a part of) one block, or marks it.
     fn read_block(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let at = offset / self.block() * self.block();
+        if self.lost.lock().contains(&at) {
+            self.refused.fill(offset, buf);
+            return Ok(());
+        }
         let error = match self.read_again(site, offset, buf) {
             Err(error) if error.kind() == ErrorKind::Io => error,
             read => return read,
         };
+        if self.refused.stage.load(Ordering::Acquire) == KNOWN {
+            return Err(error.context("what was read before"));
+        }
         self.ask_witness(site, error)?;
         // Both failed for a while, it may be.
         match self.read_again(site, offset, buf) {
             Err(error) if error.kind() == ErrorKind::Io => {
-                self.lost.lock().insert(offset / self.block() * self.block());
+                self.lost.lock().insert(at);
                 self.refused.fill(offset, buf);
                 Ok(())
             }
@@ -186,6 +219,13 @@ impl ReadableDevice {
             true => Err(error),
             false => Ok(()),
         }
+    }
+
+    /// Whether something of a range is lost (F3).
+    fn has_lost(&self, offset: u64, length: u64) -> bool {
+        let lost = self.lost.lock();
+        let first = offset / self.block() * self.block();
+        !lost.is_empty() && lost.range(first..offset.saturating_add(length)).next().is_some()
     }
 
     /// Blocks were written.
@@ -235,6 +275,9 @@ impl BlockDevice for ReadableDevice {
     }
 
     fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        if self.has_lost(offset, buf.len() as u64) {
+            return self.read_blocks(site, offset, buf);
+        }
         match self.below.read_at(site, offset, buf) {
             Ok(()) => {
                 self.note(offset);
@@ -245,7 +288,9 @@ impl BlockDevice for ReadableDevice {
     }
 
     fn read_vectored_at(&self, site: Site, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
-        if self.below.read_vectored_at(site, offset, bufs).is_ok() {
+        let length = bufs.iter().map(|buf| buf.len() as u64).sum();
+        if !self.has_lost(offset, length) && self.below.read_vectored_at(site, offset, bufs).is_ok()
+        {
             self.note(offset);
             return Ok(());
         }
@@ -258,7 +303,8 @@ impl BlockDevice for ReadableDevice {
     }
 
     fn read_many_at(&self, site: Site, reads: &mut [(u64, &mut [u8])]) -> Result<()> {
-        if self.below.read_many_at(site, reads).is_ok() {
+        let has_lost = reads.iter().any(|(offset, buf)| self.has_lost(*offset, buf.len() as u64));
+        if !has_lost && self.below.read_many_at(site, reads).is_ok() {
             return Ok(());
         }
         reads.iter_mut().try_for_each(|(offset, buf)| self.read_at(site, *offset, buf))
@@ -365,8 +411,10 @@ mod tests {
         // Once it is written it can be read; the other one is when all are.
         device.write_at(SITE, 3 * BLOCK, &[IoSlice::new(&[9; 512])]).unwrap();
         fails.lock().clear();
-        assert_eq!(refused.write_anew(SITE, SITE).unwrap(), 1);
-        assert_eq!(refused.write_anew(SITE, SITE).unwrap(), 0);
+        device.read_at(SITE, 4 * BLOCK, &mut buf[..512]).unwrap();
+        assert!(refused.is_one(&buf), "what was lost once stays so");
+        assert_eq!(refused.write_anew(SITE, SITE).unwrap(), (1, 0));
+        assert_eq!(refused.write_anew(SITE, SITE).unwrap(), (0, 0));
         device.read_at(SITE, 0, &mut buf).unwrap();
         for (number, block) in buf.chunks(512).enumerate() {
             let expected = [0, 1, 2, 9, 0, 5, 6, 7][number];
@@ -386,6 +434,22 @@ mod tests {
             device.read_at(SITE, 7 * BLOCK, &mut buf).unwrap();
             assert!(buf.iter().all(|byte| *byte == 7), "{times} times");
         }
+    }
+
+    #[test]
+    fn once_all_is_known_nothing_more_is_lost() {
+        let fails = Arc::new(Mutex::new(vec![(3 * BLOCK..4 * BLOCK, u32::MAX)]));
+        let (device, refused) = device(&fails);
+        refused.show();
+        let mut buf = vec![0; 4 * 512];
+        device.read_at(SITE, 0, &mut buf).unwrap();
+        refused.know();
+        fails.lock().push((5 * BLOCK..6 * BLOCK, u32::MAX));
+        device.read_at(SITE, 3 * BLOCK, &mut buf[..512]).unwrap();
+        assert!(refused.is_one(&buf));
+        let error = device.read_at(SITE, 3 * BLOCK, &mut buf).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_eq!(refused.write_anew(SITE, SITE).unwrap(), (1, 0));
     }
 
     #[test]

@@ -409,7 +409,7 @@ fn a_request_that_one_core_does_not_answer_costs_those_of_another_nothing() {
 /// Of a core that was idle the silence begins when it owes something.
 #[test]
 fn who_has_waited_for_others_does_not_call_a_core_silent_that_was_just_asked() {
-    let limit = Duration::from_millis(1000);
+    let limit = Duration::from_millis(1600);
     let serve = |number, core: &mut Core, (id, opcode)| {
         let after = if number == 1 { limit * 8 / 10 } else { limit / 2 };
         if opcode != Opcode::Get as u8 || number == 1 {
@@ -434,5 +434,31 @@ fn who_has_waited_for_others_does_not_call_a_core_silent_that_was_just_asked() {
         sync.expect("it was answered in half the time");
         let error = put.expect_err("there was no time left");
         assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout), "{error}");
+    });
+}
+
+/// A core that never says anything again is given up in the end, whatever the others say: what others submit waits for it.
+#[test]
+fn a_core_that_is_silent_for_long_is_given_up_though_another_one_answers() {
+    let limit = Duration::from_millis(200);
+    let serve = |number, core: &mut Core, (id, opcode)| {
+        if number == 0 {
+            core.answer(id, opcode);
+        }
+    };
+    with_cores(Options { request_timeout: limit, ..impatient() }, serve, |client| {
+        client.get(&key_of(1)).expect_err("nobody answers");
+        let end = SystemClock.monotonic() + 20 * limit;
+        // Others wait for that core, until the connection is given up: nobody greets another one.
+        let broken = loop {
+            if client.get(&key_of(0)).is_err() {
+                break true;
+            }
+            client.sync().expect_err("the other core owes something");
+            if SystemClock.monotonic() > end {
+                break false;
+            }
+        };
+        assert!(broken, "the connection lasts");
     });
 }

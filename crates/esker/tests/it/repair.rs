@@ -377,18 +377,13 @@ fn a_block_that_is_never_read_costs_no_more_than_what_stands_in_it() {
             let report = repair(5).unwrap_or_else(|error| panic!("{at}: {error}"));
             repair(6).unwrap_or_else(|error| panic!("{at}, again: {error}"));
             let store = Store::open_on(Arc::clone(&device) as Arc<_>, &options(7)).expect(&at);
-            let lacking = judge_refused(&store, &history, &report, &at);
+            let lacking = judge(&store, &history, &report, &at);
             assert!(lacking <= most, "{at}: {lacking} keys, {report:?}");
             lost += lacking;
             kept += history.len() as u64 - lacking;
         }
         assert!(lost > 0 && kept > 100 * lost, "{lost} lost, {kept} kept");
     }
-}
-
-/// As [`judge`], but that a block may stay refused in which nothing stands.
-fn judge_refused(store: &Store, history: &History, report: &RepairReport, at: &str) -> u64 {
-    judge(store, history, report, at)
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::check::RepairReport;
 use crate::engine::Engine;
 use crate::options::Options;
 use esker_base::ids::{SegmentId, Version};
-use esker_base::{ErrorKind, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{RecordKind, RecordMeta, Stream, SummaryRecord, encode_evicted};
 use esker_index::Link;
 use esker_media::{BlockDevice, Refused};
@@ -45,7 +45,10 @@ pub(crate) fn repair(
     let (depot, damaged) = Depot::open_as(device, &options, Some(refused))?;
     let hiding = damaged.iter().filter(|damage| damage.hides).count();
     let mut report = RepairReport { damaged_segments: hiding as u64, ..Default::default() };
+    report.damaged_segments += u64::from(depot.is_end_refused(refused)?);
     let lost = depot.find_lost(&mut report)?;
+    // All that is moved was read.
+    refused.know();
     let mut cleaner = depot.cleaner.lock();
     let with_header = damaged.iter().filter(|damage| !damage.headless);
     let mut mended: Vec<SegmentId> = with_header.map(|damage| damage.segment).collect();
@@ -59,9 +62,12 @@ pub(crate) fn repair(
     // Copies of what counts, maybe damaged, stand in free segments: recovery may prefer either.
     depot.blank_stale()?;
     // What stood in the blocks that are lost counts no more: an open may read them.
-    let blocks = refused.write_anew(sites::BLANK_WRITE, sites::BLANK_FLUSH)?;
+    let (blocks, left) = refused.write_anew(sites::BLANK_WRITE, sites::BLANK_FLUSH)?;
     if blocks > 0 {
         tracing::warn!(blocks, "blocks that the device refused to read were written anew");
+    }
+    if left > 0 {
+        tracing::warn!(left, "blocks that the device refuses to read cannot be written either");
     }
     drop(cleaner);
     Engine::close(&*depot)?;
@@ -86,6 +92,15 @@ impl Depot {
         self.reserve_versions()
     }
 
+    /// Whether the device refuses the block behind the log: the last records may have stood there, and nobody knows.
+    fn is_end_refused(&self, refused: &Refused) -> Result<bool> {
+        let Some(tail) = self.log.lock().tail else { return Ok(false) };
+        let mut block = self.pool.get(usize::try_from(self.layout.block).unwrap_or(4096));
+        let at = self.layout.segment_offset(tail.segment) + tail.position;
+        self.source(sites::CHECK_READ).read(at, &mut block)?;
+        Ok(refused.is_one(&block))
+    }
+
     /// Reads all records that count.
     fn find_lost(&self, report: &mut RepairReport) -> Result<Lost> {
         let mut lost = Lost::default();
@@ -94,7 +109,12 @@ impl Depot {
             if self.is_broken(id)? {
                 lost.segments.insert(id);
             }
-            for (record, link) in self.live_records(id, self.segments.incarnation(id))? {
+            let live = self.live_records(id, self.segments.incarnation(id))?;
+            if live.len() < usize::try_from(self.segments.live_records(id)).unwrap_or(0) {
+                let words = format!("not all that was found in segment {} is there now", id.0);
+                return Err(Error::new(ErrorKind::Io, "repair store").context(words));
+            }
+            for (record, link) in live {
                 report.records += 1;
                 if self.is_readable(&record, link)? {
                     continue;

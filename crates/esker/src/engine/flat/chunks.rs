@@ -316,13 +316,23 @@ impl Chunks {
         if from >= self.chunks.len() {
             return None;
         }
-        let mut unread = self.iter().skip(from).filter(|(_, chunk)| chunk.is_unread()).peekable();
+        // One that is written to is read once it is full: what its writers note meanwhile would be lost.
+        let is_one = |chunk: &Chunk| chunk.is_unread() && chunk.usage() == Use::Log;
+        let mut unread = self.iter().skip(from).filter(|(_, chunk)| is_one(chunk)).peekable();
         let first = unread.peek().map(|(number, _)| usize::try_from(*number).unwrap_or(0));
         // `iter` begins behind the root.
         let from = first.map_or(self.chunks.len(), |first| first.saturating_sub(1));
         self.unread_from.store(from, Ordering::Relaxed);
-        // One that is written to is read once it is full: what its writers note meanwhile would be lost.
-        unread.find(|(number, chunk)| chunk.usage() == Use::Log && is_of(*number))
+        unread.find(|(number, _)| is_of(*number))
+    }
+
+    /// A log is full: if nobody knows what its entries take, somebody may find out.
+    pub(super) fn note_full(&self, number: u32) {
+        if self.get(number).is_some_and(Chunk::is_unread) {
+            // `iter` begins behind the root.
+            let place = usize::try_from(number).unwrap_or(0).saturating_sub(1);
+            self.unread_from.fetch_min(place, Ordering::Relaxed);
+        }
     }
 
     /// This moment: to be asked for before a word is looked up.

@@ -427,6 +427,7 @@ impl Flat {
         let Some(state) = self.chunks.get(chunk) else { return Ok(()) };
         self.store_seal(chunk, state, tail).map_err(|error| self.poison(&error))?;
         state.set_usage(Use::Log);
+        self.chunks.note_full(chunk);
         Ok(())
     }
 
