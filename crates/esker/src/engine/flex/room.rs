@@ -349,8 +349,11 @@ impl Flex {
     fn look_for_room(&self, bytes: u64, now: u64) -> Result<Option<bool>> {
         let index = &self.index;
         let may_be_dead = index.appended_bytes() > index.size_bytes() / 100 * GONE_PERCENT_OF_ALL;
-        let is_worth =
-            may_be_dead || index.has_expired(now) || index.has_coarse() || self.large.is_doubted();
+        let is_worth = may_be_dead
+            || index.has_expired(now)
+            || index.has_coarse()
+            || self.large.is_doubted()
+            || self.large.has_unasked();
         let mut committer = match self.committer.try_lock() {
             Some(committer) => committer,
             None if is_worth => self.committer.lock(),
@@ -381,6 +384,10 @@ impl Flex {
             from = leaf;
         }
         self.collect_doubted(committer)?;
+        while passed() < TIME_MAX / 2
+            && !(has_room(0) && has_room(goal))
+            && self.collect_found(&committer.root)?
+        {}
         if !self.is_worth_looking(committer, now)? {
             return Ok(has_room(0));
         }

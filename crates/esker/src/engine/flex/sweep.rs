@@ -247,8 +247,11 @@ impl Flex {
                 true
             }
             None => {
-                self.collect_doubted(&self.committer.lock())?;
-                self.settle_at_rest()?
+                let committer = self.committer.lock();
+                self.collect_doubted(&committer)?;
+                let has_found = self.collect_found(&committer.root)?;
+                drop(committer);
+                self.settle_at_rest()? || has_found
             }
             Some(at) => {
                 let (looked, _) = rest.expired;
@@ -299,6 +302,7 @@ impl Flex {
         let free = || self.space.stat().free_segments;
         let before = free();
         let gained = || free().saturating_sub(before);
+        while self.collect_found(&self.committer.lock().root)? {}
         let mut at = Some(Vec::new());
         while gained() < segments
             && let Some(key) = at

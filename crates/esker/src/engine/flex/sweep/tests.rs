@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::Engine;
-use crate::options::{EngineKind, Options};
+use crate::options::{Durability, EngineKind, Options};
 use crate::value::{Attributes, PutOptions};
 use esker_base::clock::{Clock, ManualClock};
 use std::sync::Arc;
@@ -136,4 +136,40 @@ fn nobody_adds_up_what_has_expired_while_a_table_comes() {
         assert!(!has_looked, "while the committer had the intervals");
         assert!(!flex.index.has_expired(flex.clock.now()), "and when it had not");
     });
+}
+
+/// A store without threads in which values over 1000 bytes are large, as of this clock.
+fn opened_at(folder: &tempfile::TempDir, clock: &Arc<ManualClock>) -> Arc<Flex> {
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    options.durability = Durability::None;
+    options.testing.background = false;
+    options.clock = Arc::clone(clock) as Arc<dyn Clock>;
+    options.flex.large_value_size_bytes = 1000;
+    Flex::open(&options).unwrap()
+}
+
+/// The pairs of large values may be lost with a table that was in no log.
+#[test]
+fn large_values_that_an_open_found_and_nobody_needs_go_while_nobody_writes() {
+    const COUNT: usize = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(1000));
+    let flex = opened_at(&folder, &clock);
+    for number in 0..COUNT {
+        flex.put(&number.to_be_bytes(), &[7; 1001], PutOptions::default()).unwrap();
+    }
+    drop(flex);
+    let flex = opened_at(&folder, &clock);
+    assert_eq!(flex.large.count(), COUNT);
+    flex.put(b"key", b"value", PutOptions::default()).unwrap();
+    flex.commit_all().unwrap();
+    assert!(flex.large.count() > COUNT / 2, "the table waits for few");
+    clock.advance(Duration::from_secs(10));
+    let seen = (flex.tables().active.generation, 0, Duration::ZERO);
+    let mut rest = Rest { seen, ..Rest::default() };
+    while flex.large.count() > 0 && flex.rest(&mut rest).unwrap().is_some() {}
+    assert_eq!(flex.large.count(), 0);
+    assert!(flex.get(b"key", &mut |_| Ok(())).unwrap().is_some());
 }
