@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::Engine;
+use crate::engine::flex::ROOT_BYTES;
 use crate::options::{Durability, EngineKind, Options};
 use crate::value::{Attributes, PutOptions};
 use esker_base::clock::{Clock, ManualClock};
@@ -148,6 +149,34 @@ fn opened_at(folder: &tempfile::TempDir, clock: &Arc<ManualClock>) -> Arc<Flex> 
     options.clock = Arc::clone(clock) as Arc<dyn Clock>;
     options.flex.large_value_size_bytes = 1000;
     Flex::open(&options).unwrap()
+}
+
+#[test]
+fn what_has_expired_goes_beside_a_leaf_that_cannot_be_read() {
+    const COUNT: u32 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(1000));
+    let flex = opened_at(&folder, &clock);
+    let attributes = Attributes { expires_at: Some(1005), ..Attributes::default() };
+    for number in 0..COUNT {
+        let options = PutOptions { attributes, ..PutOptions::default() };
+        flex.put(&number.to_be_bytes(), &[7; 1001], options).unwrap();
+    }
+    flex.commit_all().unwrap();
+    assert_eq!(flex.large.count(), COUNT as usize);
+    let leaf_of = |key: &[u8]| flex.index.neighbours(key, (0, 0), &|_, _| true);
+    let damaged = leaf_of(&leaf_of(b"").upper.unwrap());
+    assert!(leaf_of(damaged.upper.as_ref().unwrap()).upper.is_some(), "there are four");
+    let is_damaged = |number: &u32| {
+        let key = &number.to_be_bytes()[..];
+        key >= &damaged.anchors[0][..] && key < &damaged.upper.as_ref().unwrap()[..]
+    };
+    let left = (0..COUNT).filter(is_damaged).count();
+    let block = ROOT_BYTES + damaged.offset + damaged.size_bytes() / 2;
+    flex.space.write(block, &[0x55; 64]).unwrap();
+    clock.advance(Duration::from_secs(10));
+    flex.compact(u64::MAX).unwrap();
+    assert_eq!(flex.large.count(), left, "those of the leaf that cannot be read");
 }
 
 /// The pairs of large values may be lost with a table that was in no log.
