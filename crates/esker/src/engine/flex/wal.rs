@@ -257,13 +257,6 @@ impl Wal {
         cause.map_or(unknown.clone(), |cause| unknown.source(cause))
     }
 
-    /// Refuses writes from now on, unless there was no room.
-    pub(super) fn fail_unless_full(&self, error: &Error) {
-        if error.kind() != ErrorKind::NoSpace {
-            self.fail(error);
-        }
-    }
-
     /// How many bytes beyond the table's size are in use, about, and how many there may be.
     #[inline]
     pub(super) fn use_beyond(&self) -> (u64, u64) {
