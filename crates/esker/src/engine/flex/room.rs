@@ -475,22 +475,32 @@ mod tests {
         let key = |number: u32| number.wrapping_mul(0x9E37_79B1).to_be_bytes();
         let put = |number: u32| flex.put(&key(number), &[7; 300], PutOptions::default());
         let count = (0..).find(|number| put(*number).is_err()).unwrap();
+        for number in (0..count).filter(|number| number % 10 < 3) {
+            flex.delete(&key(number), None).unwrap();
+        }
+        flex.commit_all().unwrap();
+        // Leaves at the front to which much was appended.
+        let may_be_gone = |leaf: &LeafSums| leaf.appended > leaf.size as u64 / 100;
         let (mut at, mut damaged) = (Vec::new(), 0);
         while damaged < DAMAGED {
-            let leaf = flex.index.neighbours(&at, (0, 0), &|_, _| true);
+            let first = flex.index.next_leaf(&at, 0, &may_be_gone).unwrap();
+            let leaf = flex.index.neighbours(&first, (0, 0), &|_, _| true);
             let middle = ROOT_BYTES + leaf.offset + leaf.size_bytes() / 2;
             flex.space.write(middle, &[0x55; 64]).unwrap();
             damaged += leaf.size_bytes();
             at = leaf.upper.unwrap();
         }
-        let is_deleted = |number: &u32| number % 10 < 3 && key(*number)[..] > at[..];
-        for number in (0..count).filter(is_deleted) {
-            flex.delete(&key(number), None).unwrap();
-        }
-        flex.commit_all().unwrap();
         // As if the table had only looked at leaves to which nothing was new.
         let mut committer = flex.committer.lock();
         committer.sweep.learn(1 << 20, 0, 1 << 10);
+        // However often somebody looks at the first one.
+        for _ in 0..PROBES {
+            let first = flex.index.next_leaf(&[], 0, &may_be_gone).unwrap();
+            flex.sweep_leaf(&mut committer, &first, 0, &may_be_gone).unwrap();
+        }
+        let gone = (flex.index.appended_bytes(), 0);
+        let size = flex.index.size_bytes();
+        assert!(!committer.sweep.is_much(gone, size, GONE_PERCENT_OF_ALL), "{gone:?} of {size}");
         assert!(flex.is_worth_looking(&mut committer, flex.clock.now()).unwrap());
     }
 
