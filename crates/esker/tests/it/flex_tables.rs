@@ -4,14 +4,17 @@ use crate::flex_db::Devices;
 use crate::flex_whole::{bytes, held, sound};
 use crate::support::folder_in_memory;
 use esker::flex::SpaceFiles;
+use esker::sites::flex_db as sites;
 use esker::{Durability, EngineKind, ErrorKind, FlexFiles, Options, Store};
+use esker_base::Error;
 use esker_base::rng::Rng;
 use esker_format::flex_db::Batch;
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking, Image};
+use esker_media::sim::{Act, Asking, Call, Image};
 use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 /// Keys that are as long as can be.
@@ -197,4 +200,75 @@ fn a_damaged_batch_of_a_log_that_was_written_late_is_told() {
         }
     }
     assert!(told > 10 && harmless > 10, "{told} told, {harmless} harmless");
+}
+
+/// Asks a store for its figures whenever something is logged, and counts failures that are told.
+struct Listens(Arc<OnceLock<Store>>, Arc<AtomicU64>);
+
+impl tracing::Subscriber for Listens {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let Listens(store, told) = self;
+        if let Some(store) = store.get() {
+            drop(store.stats());
+            let is_failure = *event.metadata().level() == tracing::Level::ERROR;
+            told.fetch_add(u64::from(is_failure), Ordering::Relaxed);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn who_hears_that_a_late_log_failed_may_ask_the_store_something() {
+    let mut options = crate::flex_db::options(2);
+    options.durability = Durability::None;
+    options.size_bytes = 256 << 10;
+    let devices = Devices::new(2);
+    let is_armed: Arc<AtomicBool> = Arc::default();
+    let log = |index| {
+        let is_armed = Arc::clone(&is_armed);
+        let fails = move |call: &Call| match call.site == sites::WAL_WRITE
+            && is_armed.load(Ordering::Relaxed)
+        {
+            true => Err(Error::new(ErrorKind::Io, "write")),
+            false => Ok(()),
+        };
+        Asking::new(devices.shared(index), fails) as Arc<dyn BlockDevice>
+    };
+    let files = FlexFiles { logs: [log(3), log(4)], ..devices.files() };
+    let shared: Arc<OnceLock<Store>> = Arc::default();
+    let told: Arc<AtomicU64> = Arc::default();
+    let listens = Listens(Arc::clone(&shared), Arc::clone(&told));
+    ends(move || {
+        let store = shared.get_or_init(|| Store::open_flex_on(files, &options).unwrap());
+        is_armed.store(true, Ordering::Relaxed);
+        let mut rng = Rng::from_seed(2);
+        let mut put = |n| {
+            let size = if rng.chance(1, 40) { 4500 } else { rng.index(250) };
+            store.put(&[rng.index(250) as u8], &bytes(n, size))
+        };
+        // It is full at times.
+        let is_lack = |error: &Error| error.kind() == ErrorKind::NoSpace;
+        tracing::subscriber::with_default(listens, || {
+            let failed = (0..100_000).find(|n| put(*n).is_err_and(|error| !is_lack(&error)));
+            assert!(failed.is_some(), "no log is written late");
+        });
+        assert_eq!(told.load(Ordering::Relaxed), 1, "once");
+        assert_eq!(put(0).unwrap_err().kind(), ErrorKind::ReadOnly);
+        assert_eq!(store.sync().unwrap_err().kind(), ErrorKind::ReadOnly);
+    });
 }

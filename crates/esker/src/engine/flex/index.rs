@@ -28,7 +28,7 @@ mod sums;
 mod tails;
 
 pub(super) use find::{Ahead, Cached, First, Intervals, Located, Neighbours, Seen, USUAL};
-pub(super) use leaf::{Entry, Fresh};
+pub(super) use leaf::{Entry, Fresh, PAIRS_COUNTED_MAX};
 pub(super) use tails::{byte_of, is_tail_of, tail_of, tail_of_run};
 
 use super::interval::Interval;

@@ -12,6 +12,10 @@
 //!
 //! # Concurrency
 //! The log is written under the space's lock by whoever has to commit. The table is sealed: nobody changes it.
+//!
+//! # Failure
+//! A log that cannot be written fails the space, unless there is no room for it. Nobody is told of that here, under the lock that who is
+//! told may want: who brings the table to the space tells, behind it.
 
 use super::cursor::TableCursor;
 use super::memtable::MemTable;
@@ -42,11 +46,7 @@ impl Flex {
     /// Writes the log of the sealed table, which has none. Called by the space.
     pub(super) fn log_late(&self) -> Result<()> {
         let Some((table, _)) = self.tables().sealed.clone() else { return Ok(()) };
-        let done = self.write_late(&table);
-        if let Err(error) = &done {
-            self.wal.fail_unless_full(error);
-        }
-        done
+        self.write_late(&table)
     }
 
     fn write_late(&self, table: &Arc<MemTable>) -> Result<()> {

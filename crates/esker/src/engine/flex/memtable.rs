@@ -97,6 +97,11 @@ impl Versions {
         all.next().filter(|_| all.next().is_none())
     }
 
+    /// How many there are beside one.
+    fn others(&self) -> u64 {
+        self.parts().1.len().saturating_sub(1) as u64
+    }
+
     /// Memory beside the place itself.
     fn size_bytes(&self) -> u64 {
         let (one, several) = self.parts();
@@ -305,7 +310,7 @@ impl MemTable {
         }
     }
 
-    /// About the memory that it takes.
+    /// About the memory that it takes, and no less than a late log of it has of changes.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -407,19 +412,26 @@ impl MemTable {
         }
         // Writers of one key take turns: who does not find it adds it.
         let found = if known { self.tree.get(key) } else { None };
+        // In a late log each version has the key.
+        let key_bytes = key.len() as u64;
+        let push = |versions: &mut Versions| {
+            let others = versions.others();
+            let (more, less) = versions.push(version, &content, gate, keep);
+            (more + versions.others() * key_bytes, less + others * key_bytes)
+        };
         let (more, less) = match found.and_then(|word| self.slots.get(word)) {
-            Some(slot) => slot.lock().push(version, &content, gate, keep),
+            Some(slot) => push(&mut slot.lock()),
             None => {
                 let Some((word, slot)) = self.slots.take() else { return };
                 // Filled before anybody finds it.
-                let (more, _) = slot.lock().push(version, &content, gate, keep);
+                let (more, _) = push(&mut slot.lock());
                 if let Some(held) =
                     self.tree.insert(key, word).and_then(|word| self.slots.get(word))
                 {
                     debug_assert!(false, "two writers of one key at a time");
                     held.lock().push(version, &content, None, |_, _| true);
                 }
-                (more + KEY_OVERHEAD_BYTES + key.len() as u64, 0)
+                (more + KEY_OVERHEAD_BYTES + key_bytes, 0)
             }
         };
         if more >= less {
@@ -453,7 +465,8 @@ impl MemTable {
 
     /// Adds a range that has no values from a version on.
     pub(super) fn delete_range(&self, range: RangeDelete) {
-        self.bytes.fetch_add(128 + range.from.len() as u64, Ordering::Relaxed);
+        let ends = range.from.len() + range.to.as_ref().map_or(0, Vec::len);
+        self.bytes.fetch_add(128 + ends as u64, Ordering::Relaxed);
         self.ranges.write().push(range);
         self.has_ranges.store(true, Ordering::Release);
     }

@@ -313,6 +313,32 @@ mod tests {
     }
 
     /// Versions that snapshots keep are all in one interval.
+    /// The index counts up to some number of them.
+    #[test]
+    fn an_interval_with_more_pairs_than_the_index_counts_is_no_damage() {
+        const VERSIONS: u32 = 66_000;
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_with(&folder, Durability::None);
+        let commit = || {
+            let generation = flex.tables().active.generation;
+            flex.change_table(generation).unwrap();
+            assert!(flex.commit_sealed().unwrap());
+        };
+        for number in 0..VERSIONS {
+            flex.put(b"key", &number.to_be_bytes()[2..], PutOptions::default()).unwrap();
+            // It is never released.
+            flex.snapshot().unwrap();
+            if number % 1000 == 999 {
+                commit();
+            }
+        }
+        commit();
+        let report = flex.check_all().unwrap();
+        assert_eq!(report.problems, Vec::<String>::new());
+        let found = flex.get(b"key", &mut |_| Ok(())).unwrap().unwrap();
+        assert_eq!(found.as_ref(), &(VERSIONS - 1).to_be_bytes()[2..]);
+    }
+
     #[test]
     fn an_interval_that_would_be_too_long_is_refused_until_snapshots_are_gone() {
         let folder = tempfile::tempdir().unwrap();

@@ -349,8 +349,11 @@ impl Flex {
     fn look_for_room(&self, bytes: u64, now: u64) -> Result<Option<bool>> {
         let index = &self.index;
         let may_be_dead = index.appended_bytes() > index.size_bytes() / 100 * GONE_PERCENT_OF_ALL;
-        let is_worth =
-            may_be_dead || index.has_expired(now) || index.has_coarse() || self.large.is_doubted();
+        let is_worth = may_be_dead
+            || index.has_expired(now)
+            || index.has_coarse()
+            || self.large.is_doubted()
+            || self.large.has_unasked();
         let mut committer = match self.committer.try_lock() {
             Some(committer) => committer,
             None if is_worth => self.committer.lock(),
@@ -381,6 +384,10 @@ impl Flex {
             from = leaf;
         }
         self.collect_doubted(committer)?;
+        while passed() < TIME_MAX / 2
+            && !(has_room(0) && has_room(goal))
+            && self.collect_found(&committer.root)?
+        {}
         if !self.is_worth_looking(committer, now)? {
             return Ok(has_room(0));
         }
@@ -418,6 +425,8 @@ impl Flex {
     /// Whether enough does not count. If little is known to be dead, some leaves tell whether that is still so: a store that was
     /// filled, and then is written over, has no room for the commits that would tell.
     fn is_worth_looking(&self, committer: &mut Committer, now: u64) -> Result<bool> {
+        // Not the first ones again: those that cannot be read, or are too few to be rewritten, tell nothing.
+        let mut at = Some(Vec::new());
         for _ in 0..PROBES {
             let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
             let gone = (appended, self.index.expired_bytes(now));
@@ -426,8 +435,9 @@ impl Flex {
             }
             let may_be_gone =
                 |leaf: &LeafSums| leaf.appended > leaf.size as u64 * GONE_PERCENT_OF_ALL / 100;
-            let Some(key) = self.index.next_leaf(&[], now, &may_be_gone) else { break };
-            match self.sweep_leaf(committer, &key, now, &may_be_gone) {
+            let next = |at: Vec<u8>| self.index.next_leaf(&at, now, &may_be_gone);
+            let Some(key) = at.take().and_then(next) else { break };
+            at = match self.sweep_leaf(committer, &key, now, &may_be_gone) {
                 Err(error) if error.kind() == ErrorKind::NoSpace => break,
                 done => done?,
             };
@@ -446,9 +456,53 @@ impl Flex {
 mod tests {
     use super::*;
     use crate::engine::Engine;
-    use crate::engine::flex::TABLE_GROWN;
+    use crate::engine::flex::{ROOT_BYTES, TABLE_GROWN};
     use crate::options::{Durability, EngineKind, Options};
     use crate::value::PutOptions;
+
+    /// What is known is that little is dead, and the leaves at the front tell nothing more.
+    #[test]
+    fn what_is_dead_is_found_behind_leaves_that_cannot_be_read() {
+        const DAMAGED: u64 = 2 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 64 << 20;
+        options.durability = Durability::None;
+        options.flex.memtable_size_bytes = 6 << 20;
+        options.testing.background = false;
+        let flex = Flex::open(&options).unwrap();
+        let key = |number: u32| number.wrapping_mul(0x9E37_79B1).to_be_bytes();
+        let put = |number: u32| flex.put(&key(number), &[7; 300], PutOptions::default());
+        let count = (0..).find(|number| put(*number).is_err()).unwrap();
+        for number in (0..count).filter(|number| number % 10 < 3) {
+            flex.delete(&key(number), None).unwrap();
+        }
+        flex.commit_all().unwrap();
+        // Leaves at the front to which much was appended.
+        let may_be_gone = |leaf: &LeafSums| leaf.appended > leaf.size as u64 / 100;
+        let (mut at, mut damaged) = (Vec::new(), 0);
+        while damaged < DAMAGED {
+            let first = flex.index.next_leaf(&at, 0, &may_be_gone).unwrap();
+            let leaf = flex.index.neighbours(&first, (0, 0), &|_, _| true);
+            let middle = ROOT_BYTES + leaf.offset + leaf.size_bytes() / 2;
+            flex.space.write(middle, &[0x55; 64]).unwrap();
+            damaged += leaf.size_bytes();
+            at = leaf.upper.unwrap();
+        }
+        // As if the table had only looked at leaves to which nothing was new.
+        let mut committer = flex.committer.lock();
+        committer.sweep.learn(1 << 20, 0, 1 << 10);
+        // However often somebody looks at the first one.
+        for _ in 0..PROBES {
+            let first = flex.index.next_leaf(&[], 0, &may_be_gone).unwrap();
+            flex.sweep_leaf(&mut committer, &first, 0, &may_be_gone).unwrap();
+        }
+        let gone = (flex.index.appended_bytes(), 0);
+        let size = flex.index.size_bytes();
+        assert!(!committer.sweep.is_much(gone, size, GONE_PERCENT_OF_ALL), "{gone:?} of {size}");
+        assert!(flex.is_worth_looking(&mut committer, flex.clock.now()).unwrap());
+    }
 
     #[test]
     fn a_table_grows_while_nothing_is_kept_of_what_was_read_and_there_is_room() {

@@ -247,8 +247,11 @@ impl Flex {
                 true
             }
             None => {
-                self.collect_doubted(&self.committer.lock())?;
-                self.settle_at_rest()?
+                let committer = self.committer.lock();
+                self.collect_doubted(&committer)?;
+                let has_found = self.collect_found(&committer.root)?;
+                drop(committer);
+                self.settle_at_rest()? || has_found
             }
             Some(at) => {
                 let (looked, _) = rest.expired;
@@ -299,6 +302,7 @@ impl Flex {
         let free = || self.space.stat().free_segments;
         let before = free();
         let gained = || free().saturating_sub(before);
+        while self.collect_found(&self.committer.lock().root)? {}
         let mut at = Some(Vec::new());
         while gained() < segments
             && let Some(key) = at
@@ -366,7 +370,7 @@ impl Flex {
         let leaf = self.index.neighbours(key, within, &|leaf, _| is_worth(leaf));
         self.space.loosen(true);
         let done = match self.is_stretch(&leaf) {
-            true => self.sweep_stretch(committer, &leaf).map(|()| leaf.upper),
+            true => self.sweep_stretch(committer, &leaf, now).map(|()| leaf.upper),
             false if leaf.has_expired => self.sweep_parts(committer, key, now),
             false => Ok(leaf.upper),
         };
@@ -376,29 +380,50 @@ impl Flex {
         Ok(upper)
     }
 
-    fn sweep_stretch(&self, committer: &mut Committer, leaf: &Neighbours) -> Result<()> {
+    /// Writes a stretch anew. If it is of several leaves of which something cannot be read, each by itself: what keeps one of them
+    /// back is no reason for the others to stay.
+    fn sweep_stretch(&self, committer: &mut Committer, leaf: &Neighbours, now: u64) -> Result<()> {
         let first = leaf.anchors.first().map(|anchor| &anchor[..]).unwrap_or_default();
-        let now = self.clock.monotonic();
-        if committer.sweep.refused.is_waiting(first, now) {
-            return Ok(());
-        }
-        match self.try_stretch(committer, leaf) {
-            Ok(()) => {
-                committer.sweep.refused.forget(first);
+        let (anchors, monotonic) = (&leaf.anchors, self.clock.monotonic());
+        let refused = &committer.sweep.refused;
+        let waits = anchors.iter().any(|anchor| refused.is_waiting(anchor, monotonic));
+        let read = if waits { Ok(false) } else { self.try_stretch(committer, leaf).map(|()| true) };
+        match read {
+            Ok(true) => {
+                anchors.iter().for_each(|anchor| committer.sweep.refused.forget(anchor));
                 self.rewrite_stretch(committer, leaf, None)
             }
-            Err(error) if error.is_unread() => {
+            Err(error) if !error.is_unread() => Err(error),
+            _ if !leaf.is_of_one => self.sweep_each(committer, first, leaf.upper.as_deref(), now),
+            Ok(false) => Ok(()),
+            Err(error) => {
                 self.note_unread(&error);
                 if error.kind() == ErrorKind::Io {
-                    committer.sweep.refused.note(first, now);
+                    committer.sweep.refused.note(first, monotonic);
                 } else {
                     // It stays as it is: nobody is to look for it again and again.
-                    leaf.anchors.iter().for_each(|anchor| self.index.forget_lapsing(anchor));
+                    anchors.iter().for_each(|anchor| self.index.forget_lapsing(anchor));
                 }
                 Ok(())
             }
-            Err(error) => Err(error),
         }
+    }
+
+    /// Writes the leaves from that of `key` on anew up to another one, one after the other.
+    fn sweep_each(
+        &self,
+        committer: &mut Committer,
+        key: &[u8],
+        upper: Option<&[u8]>,
+        now: u64,
+    ) -> Result<()> {
+        let mut at = Some(key.to_vec());
+        while let Some(key) = at
+            && upper.is_none_or(|upper| *key < *upper)
+        {
+            at = self.sweep_parts(committer, &key, now)?;
+        }
+        Ok(())
     }
 
     /// Writes a leaf anew that is too large to be a stretch, or has too little, part after part: the key behind it.
@@ -416,7 +441,7 @@ impl Flex {
             if part.sizes.is_empty() {
                 return Ok(behind);
             }
-            self.sweep_stretch(committer, &part)?;
+            self.sweep_stretch(committer, &part, now)?;
             match part.upper {
                 Some(next) if behind.as_ref().is_none_or(|behind| next < *behind) => at = next,
                 _ => return Ok(behind),

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const COARSE: u16 = u16::MAX;
 /// An interval that cannot be read as a whole: nobody knows how many pairs it has.
 const UNREAD: u16 = COARSE - 1;
+/// Most pairs of an interval that are counted.
+pub(in crate::engine::flex) const PAIRS_COUNTED_MAX: u16 = UNREAD - 1;
 
 /// What is known of an interval.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +42,7 @@ impl Entry {
     pub(in crate::engine::flex) fn new(size: u32, pairs: u64, appended: u64, runs: u32) -> Self {
         Entry {
             size,
-            pairs: u16::try_from(pairs).unwrap_or(COARSE).min(UNREAD - 1),
+            pairs: u16::try_from(pairs).unwrap_or(COARSE).min(PAIRS_COUNTED_MAX),
             appended: u8::try_from(appended).unwrap_or(u8::MAX),
             runs: u8::try_from(runs).unwrap_or(u8::MAX),
             ..Entry::default()
@@ -61,7 +63,7 @@ impl Entry {
     pub(super) fn grow(&mut self, bytes: u32, pairs: u16) {
         self.size = self.size.saturating_add(bytes);
         if !self.is_unread() {
-            self.pairs = self.pairs.saturating_add(pairs).min(UNREAD - 1);
+            self.pairs = self.pairs.saturating_add(pairs).min(PAIRS_COUNTED_MAX);
         }
         self.appended = self.appended.saturating_add(u8::try_from(pairs).unwrap_or(u8::MAX));
         self.runs = self.runs.saturating_add(1);

@@ -1,7 +1,8 @@
 //! Which large values nobody needs, and their end: when a table is in the space, and when somebody doubts whether one is needed.
 //!
 //! Asked about are those of keys that the table has, found by the keys where these are fewer than the values, those in its deleted ranges, and
-//! doubtful ones.
+//! doubtful ones. What an open found is doubtful, too, but a table has only some of it asked about, so that who opens a store does not wait
+//! for all: the rest is asked about while nobody writes, and where room is wanted.
 //!
 //! # Concurrency
 //! Under the committer's lock. That of the directory, for which readers and writers wait, is taken for a part of the values at a time: of those
@@ -10,7 +11,7 @@
 use super::super::expired::expiry_of;
 use super::super::memtable::MemTable;
 use super::Flex;
-use super::directory::{Large, State};
+use super::directory::Large;
 use crate::store::Direction;
 use esker_base::{ErrorKind, Result};
 use esker_format::flex_db::{Content, Root};
@@ -21,13 +22,18 @@ use std::sync::atomic::Ordering;
 /// Values, or keys, that are looked at while others wait.
 const LOOKS: usize = 1024;
 
+/// Values that an open found, and that are asked about at once.
+const FOUND_AT_ONCE: usize = 64;
+
 /// Who needs a large value; by default nobody.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Needs {
     /// The pair that counts names it, and whether that has expired.
     is_named: bool,
     is_expired: bool,
-    /// It has to be asked again: a snapshot sees it, or nobody knows.
+    /// Only a snapshot sees it: it is asked about again when one goes.
+    is_seen: bool,
+    /// Nobody knows, so that it is asked about again.
     is_doubtful: bool,
 }
 
@@ -42,10 +48,11 @@ impl Flex {
         if self.large.is_empty() {
             return Ok(());
         }
-        self.large.is_doubted.store(false, Ordering::Relaxed);
         // Before anybody asks what they see: one that goes meanwhile has it asked again.
-        let has_snapshots = self.snapshots.oldest() != u64::MAX;
-        self.large.is_seen.store(has_snapshots, Ordering::Relaxed);
+        self.large.begin_asking(self.snapshots.oldest() != u64::MAX);
+        if table.is_some() {
+            self.large.doubt_found(FOUND_AT_ONCE, root.committed_generation);
+        }
         let in_table =
             |key: &[u8]| table.is_some_and(|table| table.has(key, self.hasher.hash(key)));
         let mut gone = self.large.leaving();
@@ -66,10 +73,24 @@ impl Flex {
             }
             // That of the table, which is about to go, may be left out of the space already: then somebody asks again.
             let is_doubted = needs.is_expired && in_table(&key);
-            self.large.values.write().set_doubtful(number, needs.is_doubtful || is_doubted);
+            {
+                let mut values = self.large.values.write();
+                values.set_doubtful(number, needs.is_doubtful || is_doubted);
+                values.set_seen(number, needs.is_seen);
+            }
             self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
         }
         self.remove_all(&gone)
+    }
+
+    /// Asks about some of the values that an open found, and removes those that nobody needs. Whether there may be more. The committer's
+    /// lock is held.
+    pub(in super::super) fn collect_found(&self, root: &Root) -> Result<bool> {
+        let any = self.large.doubt_found(FOUND_AT_ONCE, root.committed_generation);
+        if any {
+            self.collect_large(root, None)?;
+        }
+        Ok(any)
     }
 
     /// Removes those that can be. What of the others cannot be read now keeps none of them back, and is tried again.
@@ -93,11 +114,7 @@ impl Flex {
 
     /// Numbers of the values that are to be asked about.
     fn concerned(&self, root: &Root, table: Option<&MemTable>) -> BTreeSet<u64> {
-        // What names the others may come again out of a log (E2).
-        let may_go = |large: &Large| match large.state {
-            State::Here(generation) => generation <= root.committed_generation,
-            _ => false,
-        };
+        let may_go = |large: &Large| large.may_go(root.committed_generation);
         let mut found = BTreeSet::new();
         self.large.visit_doubtful(LOOKS, |large| {
             found.extend(may_go(large).then_some(large.head.number));
@@ -149,7 +166,8 @@ impl Flex {
         Ok(Needs {
             is_named: current.is_some(),
             is_expired: current == Some(true),
-            is_doubtful: is_seen && current.is_none(),
+            is_seen: is_seen && current.is_none(),
+            is_doubtful: false,
         })
     }
 }

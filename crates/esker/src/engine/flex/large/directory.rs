@@ -3,7 +3,8 @@
 //! # Invariants
 //! - D1: values are by number. One that went keeps its place, without bytes and key, until half of all are such: so the end of
 //!   one moves no others.
-//! - D2: `of_keys` has each value that did not go, by the hash of its key; `doubtful` and `leaving` those that did not and are so.
+//! - D2: `of_keys` has each value that did not go, by the hash of its key; `doubtful`, `seen` and `leaving` those that did not and
+//!   are so.
 //!
 //! # Concurrency
 //! Changed under the space's lock, where sizes change, so for as short a time as possible: nothing here takes longer with more
@@ -15,6 +16,7 @@ use esker_base::hash::KeyHasher;
 use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Fewer values that went are not worth closing up.
@@ -66,6 +68,11 @@ impl Large {
     fn is_here(&self) -> bool {
         !matches!(self.state, State::Goes | State::Gone | State::Unread)
     }
+
+    /// Whether it may go, if nobody needs it: what names others may come again out of a log (E2).
+    pub(super) fn may_go(&self, committed_generation: u64) -> bool {
+        matches!(self.state, State::Here(generation) if generation <= committed_generation)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +85,10 @@ pub(super) struct Values {
     of_keys: BTreeSet<(u64, u64)>,
     /// Numbers of those that may be needed or not: to be found out when a table is in the space.
     doubtful: BTreeSet<u64>,
+    /// Numbers of those that only snapshots need: to be found out again when one goes.
+    seen: BTreeSet<u64>,
+    /// Numbers of those that an open found, and that were not doubtful yet: they are so a few at a time.
+    unasked: Range<u64>,
     /// Numbers of those that nobody needs.
     leaving: BTreeSet<u64>,
     key_bytes: usize,
@@ -108,6 +119,14 @@ impl Values {
         }
     }
 
+    pub(super) fn set_seen(&mut self, number: u64, is_seen: bool) {
+        if !is_seen {
+            self.seen.remove(&number);
+        } else if self.index(number).is_some() {
+            self.seen.insert(number);
+        }
+    }
+
     /// The values that were put under `key`, which has this hash.
     pub(super) fn visit_of_key(&self, key: &[u8], hash: u64, mut visit: impl FnMut(&Large)) {
         let of_hash = self.of_keys.range((hash, 0)..=(hash, u64::MAX));
@@ -133,6 +152,7 @@ impl Values {
         let number = large.head.number;
         self.of_keys.remove(&(large.hash, number));
         self.doubtful.remove(&number);
+        self.seen.remove(&number);
         self.leaving.remove(&number);
         self.sizes.set(index, 0);
         self.gone += 1;
@@ -195,8 +215,8 @@ pub(in crate::engine::flex) struct Directory {
     count: AtomicUsize,
     bytes: AtomicU64,
     pub(super) is_doubted: AtomicBool,
-    /// Whether one may stay for a snapshot, since somebody asked last.
-    pub(super) is_seen: AtomicBool,
+    /// Whether one may stay for a snapshot, and none has gone since somebody asked last.
+    is_seen: AtomicBool,
 }
 
 impl Directory {
@@ -228,8 +248,8 @@ impl Directory {
                 let state = if is_whole { State::Here(generation) } else { State::Goes };
                 let hash = hasher.hash(&head.key);
                 values.push(Large { head, head_size, hash, state }, size_bytes);
-                values.set_doubtful(last, true);
             }
+            values.unasked = 1..last + 1;
             let skipped = if has_unread { NUMBERS_SKIPPED } else { 0 };
             let next = number.max(last + 1).saturating_add(skipped);
             directory.next_number.store(next, Ordering::Relaxed);
@@ -245,7 +265,7 @@ impl Directory {
 
     /// How many there are.
     #[inline]
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::engine::flex) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
@@ -308,7 +328,8 @@ impl Directory {
         let values = self.values.read();
         let entries = values.all.capacity() * size_of::<Large>();
         let keys = values.key_bytes + values.of_keys.len() * ENTRY_BYTES;
-        let numbers = (values.doubtful.len() + values.leaving.len()) * NUMBER_BYTES;
+        let numbers = values.doubtful.len() + values.seen.len() + values.leaving.len();
+        let numbers = numbers * NUMBER_BYTES;
         (entries + keys + numbers) as u64 + values.sizes.memory_bytes()
     }
 
@@ -393,11 +414,50 @@ impl Directory {
         let is_here = |large: &&Large| large.state != State::Gone;
         let numbers = values.all.iter().filter(is_here).map(|large| large.head.number);
         values.doubtful = numbers.collect();
+        values.unasked = 0..0;
+    }
+
+    /// Of those that an open found some are doubtful from now on, if they may go, up to so many. Whether any are.
+    pub(super) fn doubt_found(&self, most: usize, committed_generation: u64) -> bool {
+        let mut values = self.values.write();
+        let Values { all, doubtful, unasked, .. } = &mut *values;
+        let (before, end) = (unasked.start, unasked.end);
+        let from = all.partition_point(|large| large.head.number < before);
+        let found = all.get(from..).unwrap_or_default().iter();
+        let mut next = end;
+        for (count, large) in found.take_while(|large| large.head.number < end).enumerate() {
+            let is_ahead = large.is_here() && !large.may_go(committed_generation);
+            if count == most || is_ahead {
+                next = large.head.number;
+                break;
+            }
+            if large.is_here() {
+                doubtful.insert(large.head.number);
+            }
+        }
+        unasked.start = next;
+        next > before
+    }
+
+    /// Whether an open found some that were not doubtful yet.
+    pub(in crate::engine::flex) fn has_unasked(&self) -> bool {
+        !self.values.read().unasked.is_empty()
+    }
+
+    /// Somebody asks what is needed, while there are snapshots or not. Those that stayed for one are doubtful if one has gone.
+    pub(super) fn begin_asking(&self, has_snapshots: bool) {
+        self.is_doubted.store(false, Ordering::Relaxed);
+        let none_went = self.is_seen.swap(has_snapshots, Ordering::Acquire);
+        if !(none_went && has_snapshots) {
+            let mut values = self.values.write();
+            let mut seen = std::mem::take(&mut values.seen);
+            values.doubtful.append(&mut seen);
+        }
     }
 
     /// A snapshot is gone: those that stayed for one are asked about again.
     pub(in crate::engine::flex) fn ask_again(&self) {
-        if self.is_seen.swap(false, Ordering::Relaxed) {
+        if self.is_seen.swap(false, Ordering::Release) {
             self.is_doubted.store(true, Ordering::Relaxed);
         }
     }

@@ -132,3 +132,23 @@ fn large_values_of_any_length_are_summed_up() {
     table.insert((b"key", 7), (1, large), None, |_, _| false);
     assert_eq!((table.expired_bytes(4), table.expired_bytes(5)), (0, u64::MAX));
 }
+
+/// What has no log yet has no less room than it takes there.
+#[test]
+fn keys_of_all_versions_and_ends_of_ranges_count() {
+    const LENGTH: usize = 10_000;
+    let table = MemTable::new(1, 1, 1 << 20, false);
+    let key = [7; LENGTH];
+    for version in 1..=10 {
+        let content = Content::Put(Extra::default(), b"value");
+        table.insert((&key, 7), (version, content), None, |_, _| true);
+        assert!(table.bytes() >= version * LENGTH as u64, "{} of {version}", table.bytes());
+    }
+    // The last one alone is needed.
+    let content = Content::Put(Extra::default(), b"value");
+    table.insert((&key, 7), (11, content), None, |_, _| false);
+    let before = table.bytes();
+    assert!(before < 2 * LENGTH as u64, "{before}");
+    table.delete_range(RangeDelete { from: key.to_vec(), to: Some(key.to_vec()), version: 12 });
+    assert!(table.bytes() >= before + 2 * LENGTH as u64);
+}

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::engine::Engine;
-use crate::options::{EngineKind, Options};
+use crate::engine::flex::ROOT_BYTES;
+use crate::options::{Durability, EngineKind, Options};
 use crate::value::{Attributes, PutOptions};
 use esker_base::clock::{Clock, ManualClock};
 use std::sync::Arc;
@@ -136,4 +137,68 @@ fn nobody_adds_up_what_has_expired_while_a_table_comes() {
         assert!(!has_looked, "while the committer had the intervals");
         assert!(!flex.index.has_expired(flex.clock.now()), "and when it had not");
     });
+}
+
+/// A store without threads in which values over 1000 bytes are large, as of this clock.
+fn opened_at(folder: &tempfile::TempDir, clock: &Arc<ManualClock>) -> Arc<Flex> {
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    options.durability = Durability::None;
+    options.testing.background = false;
+    options.clock = Arc::clone(clock) as Arc<dyn Clock>;
+    options.flex.large_value_size_bytes = 1000;
+    Flex::open(&options).unwrap()
+}
+
+#[test]
+fn what_has_expired_goes_beside_a_leaf_that_cannot_be_read() {
+    const COUNT: u32 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(1000));
+    let flex = opened_at(&folder, &clock);
+    let attributes = Attributes { expires_at: Some(1005), ..Attributes::default() };
+    for number in 0..COUNT {
+        let options = PutOptions { attributes, ..PutOptions::default() };
+        flex.put(&number.to_be_bytes(), &[7; 1001], options).unwrap();
+    }
+    flex.commit_all().unwrap();
+    assert_eq!(flex.large.count(), COUNT as usize);
+    let leaf_of = |key: &[u8]| flex.index.neighbours(key, (0, 0), &|_, _| true);
+    let damaged = leaf_of(&leaf_of(b"").upper.unwrap());
+    assert!(leaf_of(damaged.upper.as_ref().unwrap()).upper.is_some(), "there are four");
+    let is_damaged = |number: &u32| {
+        let key = &number.to_be_bytes()[..];
+        key >= &damaged.anchors[0][..] && key < &damaged.upper.as_ref().unwrap()[..]
+    };
+    let left = (0..COUNT).filter(is_damaged).count();
+    let block = ROOT_BYTES + damaged.offset + damaged.size_bytes() / 2;
+    flex.space.write(block, &[0x55; 64]).unwrap();
+    clock.advance(Duration::from_secs(10));
+    flex.compact(u64::MAX).unwrap();
+    assert_eq!(flex.large.count(), left, "those of the leaf that cannot be read");
+}
+
+/// The pairs of large values may be lost with a table that was in no log.
+#[test]
+fn large_values_that_an_open_found_and_nobody_needs_go_while_nobody_writes() {
+    const COUNT: usize = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(1000));
+    let flex = opened_at(&folder, &clock);
+    for number in 0..COUNT {
+        flex.put(&number.to_be_bytes(), &[7; 1001], PutOptions::default()).unwrap();
+    }
+    drop(flex);
+    let flex = opened_at(&folder, &clock);
+    assert_eq!(flex.large.count(), COUNT);
+    flex.put(b"key", b"value", PutOptions::default()).unwrap();
+    flex.commit_all().unwrap();
+    assert!(flex.large.count() > COUNT / 2, "the table waits for few");
+    clock.advance(Duration::from_secs(10));
+    let seen = (flex.tables().active.generation, 0, Duration::ZERO);
+    let mut rest = Rest { seen, ..Rest::default() };
+    while flex.large.count() > 0 && flex.rest(&mut rest).unwrap().is_some() {}
+    assert_eq!(flex.large.count(), 0);
+    assert!(flex.get(b"key", &mut |_| Ok(())).unwrap().is_some());
 }

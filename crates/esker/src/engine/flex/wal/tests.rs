@@ -57,3 +57,24 @@ fn a_batch_that_nobody_writes_does_not_grow_beyond_what_its_header_can_say() {
     }
     assert_eq!(found, CHANGES);
 }
+
+/// Each of them would find room for itself where there is none for all.
+#[test]
+fn what_has_no_log_and_is_in_no_table_yet_has_room_in_the_log_too() {
+    const SIZE: usize = 60_000;
+    let wal = opened();
+    let pass = || match wal.pass(SIZE, 1).unwrap() {
+        Appended::Done(ticket) => Some(ticket),
+        Appended::Full(_) => None,
+    };
+    let mut inside = Vec::new();
+    while let Some(ticket) = pass() {
+        inside.push(ticket);
+        let reserved = wal.state.lock().reserved;
+        assert!(reserved >= (inside.len() * SIZE) as u64, "{reserved} for {}", inside.len());
+        assert!(inside.len() < 100, "it is never full");
+    }
+    assert!(inside.len() > 2, "{}", inside.len());
+    inside.iter().for_each(|ticket| wal.leave(ticket));
+    assert!(pass().is_some(), "they are in the table by now, which has nothing");
+}
