@@ -58,13 +58,12 @@ impl Inner {
     /// How many bytes that were.
     pub(super) fn collect(&self, writer: &mut Writer, segments: u64) -> Result<u64> {
         self.write_filled()?;
-        let most = self.room_to_move(writer).min(self.moved_at_once());
         writer.stuck.begin_round();
         let (mut moved, mut tries) = (0, 0);
         // Where nothing of the emptiest could be read, others are.
         while moved == 0 && tries < TRIES {
             let notes = writer.stuck.notes();
-            let mut round = Round::new(self.victims(writer, segments, most), true);
+            let mut round = self.new_round(writer, segments, false)?;
             moved = self.collect_part(writer, &mut round)?;
             self.note_stuck(writer, &round);
             tries = if writer.stuck.notes() == notes { TRIES } else { tries + 1 };
@@ -78,18 +77,14 @@ impl Inner {
     /// A round of many parts fills segments long before it frees some. It leaves alone those that only the collector may take, so
     /// that whoever needs room meanwhile can do a round of one part (G1).
     pub(super) fn collect_some(&self, writer: &mut Writer, segments: u64) -> Result<(u64, bool)> {
-        let (all, at_once) = (self.room_to_move(writer), self.moved_at_once());
-        let total = self.shared.read().segments.len() as u64;
-        let reserve = Inner::reserve_segments(total) * self.shape.segment_payload();
-        let room = all.saturating_sub(reserve);
-        let is_whole = room < at_once;
+        let reserve = self.reserve() * self.shape.segment_payload();
+        let part = self.moved_at_once() + reserve;
         let mut round = match writer.round.take() {
-            Some(round) if !is_whole => round,
+            Some(round) if self.back_bytes(writer, part)? => round,
             _ => {
                 self.write_filled()?;
                 writer.stuck.begin_round();
-                let most = if is_whole { all.min(at_once) } else { room };
-                Round::new(self.victims(writer, segments, most), is_whole)
+                self.new_round(writer, segments, true)?
             }
         };
         let free = |writer: &Writer| i64::try_from(writer.free.len()).unwrap_or(i64::MAX);
@@ -102,6 +97,31 @@ impl Inner {
         }
         self.note_stuck(writer, &round);
         Ok((moved, round.gained > 0))
+    }
+
+    /// Another round, of many parts if it may be and there is much room. What it moves before others come to their turn finds allocated
+    /// segments: a round that ends half way would leave all victims half empty, and none free.
+    fn new_round(&self, writer: &mut Writer, segments: u64, in_parts: bool) -> Result<Round> {
+        let at_once = self.moved_at_once();
+        let reserve = self.reserve() * self.shape.segment_payload();
+        loop {
+            let all = self.room_to_move(writer);
+            let room = all.saturating_sub(reserve);
+            let is_whole = !in_parts || room < at_once;
+            let most = if is_whole { all.min(at_once) } else { room };
+            let (victims, bytes) = self.victims(writer, segments, most);
+            let kept = if is_whole { 0 } else { reserve };
+            if self.back_bytes(writer, bytes.min(at_once) + kept)? {
+                return Ok(Round::new(victims, is_whole));
+            }
+            // Fewer segments are free now, and all are allocated.
+        }
+    }
+
+    /// B1: allocates free segments until so many bytes can be moved. Whether they can.
+    fn back_bytes(&self, writer: &mut Writer, bytes: u64) -> Result<bool> {
+        let room = self.shared.read().open.room(&self.shape);
+        self.back(writer, bytes.saturating_sub(room).div_ceil(self.shape.segment_payload()))
     }
 
     /// Moves the next extents of victims, and makes that durable. How many bytes.
@@ -192,14 +212,14 @@ impl Inner {
         self.options.testing.moved_at_once.max(self.shape.segment_payload())
     }
 
-    /// Bytes that the collector finds room for.
+    /// Bytes that the collector finds room for, if the file system has some for all free segments.
     fn room_to_move(&self, writer: &Writer) -> u64 {
         let free = writer.free.len() as u64 * self.shape.segment_payload();
         self.shared.read().open.room(&self.shape) + free
     }
 
-    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes.
-    fn victims(&self, writer: &Writer, segments: u64, mut room: u64) -> HashMap<u64, u64> {
+    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes; how many they have.
+    fn victims(&self, writer: &Writer, segments: u64, room: u64) -> (HashMap<u64, u64>, u64) {
         let payload = self.shape.segment_payload();
         let shared = self.shared.read();
         let mut all: Vec<(u64, u64, u64)> = (0..)
@@ -212,17 +232,17 @@ impl Inner {
             })
             .collect();
         all.sort_unstable();
-        let mut gain = 0;
+        let (mut gain, mut bytes) = (0, 0);
         let mut victims = HashMap::new();
         for (valid, number, salt) in all {
-            if valid > room || gain >= segments.saturating_mul(payload) {
+            if bytes + valid > room || gain >= segments.saturating_mul(payload) {
                 break;
             }
-            room -= valid;
+            bytes += valid;
             gain += payload - valid;
             victims.insert(number, salt);
         }
-        victims
+        (victims, bytes)
     }
 
     /// Where the extent begins that holds the byte at `offset`, or behind a node that cannot be read, or the end of the space.

@@ -125,7 +125,7 @@ impl Inner {
         if checkpoint {
             self.trim_surplus(writer);
         }
-        self.back_nodes(writer)
+        self.back_own(writer)
     }
 
     /// Steps 1 to 4: by a group of so many bytes, unless the log has no room for it, and by a checkpoint.
@@ -245,9 +245,15 @@ impl Inner {
         Ok(())
     }
 
-    /// B2: makes the tree file long enough for a checkpoint of all nodes, and some more, or notes that the file system has no room for
-    /// that.
-    pub(super) fn back_nodes(&self, writer: &mut Writer) -> Result<()> {
+    /// B2: allocates what the collector has for itself, and then what a checkpoint of all nodes takes, and some more, or notes that the file
+    /// system has no room for that.
+    pub(super) fn back_own(&self, writer: &mut Writer) -> Result<()> {
+        self.back(writer, self.reserve())?;
+        self.back_nodes(writer)
+    }
+
+    /// Makes the tree file long enough for a checkpoint of all nodes, or notes that it is not.
+    fn back_nodes(&self, writer: &mut Writer) -> Result<()> {
         let (dirty, released) = {
             let tree = &self.shared.read().tree;
             (tree.dirty_count() as u64, tree.released_count() as u64)
@@ -258,7 +264,7 @@ impl Inner {
         let more = nodes / 8;
         let end = used + nodes + more + self.map_slots(writer, nodes + more) as u64;
         // What the collector has for itself, and what is open next, stays.
-        let keep = Inner::reserve_segments(self.shared.read().segments.len() as u64) + 1;
+        let keep = self.reserve() + 1;
         writer.nodes_backed = self.grow_tree(writer, end * size, keep)?;
         if !writer.nodes_backed {
             self.is_full.store(true, Ordering::Relaxed);
@@ -375,34 +381,29 @@ impl Inner {
     /// fails nothing is amiss but room.
     pub(super) fn trim_surplus(&self, writer: &mut Writer) {
         let total = self.shared.read().segments.len();
-        let reserve = usize::try_from(Inner::reserve_segments(total as u64)).unwrap_or(0);
-        let free = writer.free.intersection(&writer.allocated).count();
-        if free > reserve + total / 32
+        let reserve = usize::try_from(self.reserve()).unwrap_or(0);
+        if writer.allocated.len() > reserve + total / 32
             && let Err(error) = self.trim(writer, total / 64)
         {
             tracing::warn!(%error, "free segments are not given back");
         }
     }
 
-    /// Gives free segments back to the file system, all but the first `keep`, those of the collector, and those for what is expected;
-    /// their bytes. An error is no failure of the space: what is in a free segment does not matter, and it is allocated again before it is
-    /// taken.
+    /// Gives free segments back to the file system, of those that are allocated all but the first `keep`, as many as the collector needs (B1),
+    /// and those without which what is there and what is expected would leave it no victim (G1); their bytes. An error is no failure of
+    /// the space: what is in a free segment does not matter, and it is allocated again before it is taken.
     pub(super) fn trim(&self, writer: &mut Writer, keep: usize) -> Result<u64> {
-        let (total, valid) = {
-            let shared = self.shared.read();
-            (shared.segments.len() as u64, shared.valid_bytes)
-        };
-        let reserve = usize::try_from(Inner::reserve_segments(total)).unwrap_or(0);
-        let surplus = writer.free.iter().skip(keep.saturating_add(reserve));
-        let surplus: Vec<u64> =
-            surplus.filter(|number| writer.allocated.contains(number)).copied().collect();
+        let valid = self.shared.read().valid_bytes;
+        let reserve = usize::try_from(self.reserve()).unwrap_or(0);
+        let surplus = writer.allocated.iter().skip(keep.saturating_add(reserve));
+        let surplus: Vec<u64> = surplus.copied().collect();
         let mut given_back = 0;
         for number in surplus.into_iter().rev() {
             // Told before it is asked what is expected, so that hardly anybody counts on what goes.
             writer.allocated.remove(&number);
             self.note_room(writer);
             let expected = self.expected.get().map_or(0, |expected| expected());
-            if expected > 0 && valid + expected > self.room.load(Ordering::Relaxed) {
+            if valid + expected > self.room.load(Ordering::Relaxed) {
                 writer.allocated.insert(number);
                 self.note_room(writer);
                 break;

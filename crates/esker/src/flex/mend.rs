@@ -64,9 +64,12 @@ impl Space {
     /// blocks of data stay as they are, and are errors for who reads them ([`Space::check`] names them).
     ///
     /// # Errors
-    /// `Corrupted` if neither header is whole, `InvalidArgument` if there is no space, or if it is a store's, `NoSpace` if there is no room for a new
-    /// tree, `Locked`, `UnsupportedFormat`, `Io`. The space is as it was then.
+    /// `Corrupted` if neither header is whole, `InvalidArgument` if there is no space, if it is a store's, or with `read_only`, `NoSpace` if
+    /// there is no room for a new tree, `Locked`, `UnsupportedFormat`, `Io`. The space is as it was then.
     pub fn repair(options: &SpaceOptions) -> Result<SpaceRepair> {
+        if options.read_only {
+            return Err(Error::invalid(OPERATION, "a repair writes, and the space is only read"));
+        }
         let options = SpaceOptions { create: false, format: false, ..options.clone() };
         refuse_store(&options)?;
         let (space, report) = Space::mend_on(SpaceFiles::open(&options)?, &options)?;

@@ -1,9 +1,10 @@
 //! Where new data goes: segments are taken, filled and written (FlexSpace §4.1).
 //!
 //! # Invariants
-//! - B1: segments that an operation is promised, and those of the collector, are allocated in the file. A free one for which the
-//!   file system has no room is a hole: no segment at all until it is allocated again.
-//! - B2: who asks for room gets it only while the tree file is long enough for checkpoints of all nodes.
+//! - B1: of free segments as many are allocated in the file as an operation is promised, and as the collector needs, whichever these are. One
+//!   for which the file system has no room is a hole: no segment at all until it is allocated again.
+//! - B2: who asks for room gets it only while the collector has its segments, and the tree file is long enough for checkpoints of all
+//!   nodes.
 //!
 //! # Failure
 //! A lack of space is told before anything is placed. A crash leaves data that nothing points at, in segments
@@ -90,14 +91,12 @@ impl Inner {
             if is_capped && valid + more > self.live_bytes_max(most) {
                 return Err(self.no_space("live bytes are at the cap of the space"));
             }
-            let reserve = Inner::reserve_segments(total);
-            let missing = (needed + reserve).saturating_sub(writer.free.len() as u64);
-            if missing == 0 {
-                if self.back(writer, needed + reserve)? {
-                    return Ok(());
-                }
-                continue;
+            let promised = needed + Inner::reserve_segments(total);
+            if self.back(writer, promised)? {
+                return Ok(());
             }
+            // All that are free are allocated now.
+            let missing = promised - writer.allocated.len() as u64;
             let mut can_grow = total < most || !writer.holes.is_empty();
             let dying = self.shared.read().dying.len() as u64;
             if dying > 0 {
@@ -121,11 +120,11 @@ impl Inner {
                 // The file system is full: the collector may find something.
                 can_grow = false;
             }
-            let before = self.free_bytes(writer);
+            let before = self.taken_bytes(writer);
             // A walk over the tree is made once for several segments.
             self.collect(writer, missing.max(total / 32).max(4))?;
             // Segments become free one by one, bytes in each round (G1): a 64th of a segment at least, or it is not worth it.
-            collected = self.free_bytes(writer) < before + payload / 64;
+            collected = self.taken_bytes(writer) + payload / 64 > before;
             if collected && !can_grow {
                 return Err(self.no_space("there is nothing left to collect"));
             }
@@ -171,10 +170,11 @@ impl Inner {
         Error::new(ErrorKind::NoSpace, "write space").device(self.files.data.name()).context(words)
     }
 
-    /// Bytes that could be placed.
-    fn free_bytes(&self, writer: &Writer) -> u64 {
-        let free = writer.free.len() as u64 * self.shape.segment_payload();
-        self.shared.read().open.room(&self.shape) + free
+    /// Bytes of segments that are in use, but for those that could be placed in the open one: what the collector makes less (G1), whatever
+    /// becomes of the segments that it frees.
+    fn taken_bytes(&self, writer: &Writer) -> u64 {
+        let taken = self.in_use(writer) * self.shape.segment_payload();
+        taken.saturating_sub(self.shared.read().open.room(&self.shape))
     }
 
     /// Segments of the data file that are neither free nor holes.
@@ -188,9 +188,19 @@ impl Inner {
         self.in_use(writer) + writer.allocated.len() as u64
     }
 
+    /// Segments that the collector has for itself.
+    pub(super) fn reserve(&self) -> u64 {
+        Inner::reserve_segments(self.shared.read().segments.len() as u64)
+    }
+
+    /// B2: whether the collector has its segments, and the tree file its length.
+    fn is_sure(&self, writer: &Writer) -> bool {
+        writer.nodes_backed && writer.allocated.len() as u64 >= self.reserve()
+    }
+
     /// Tells everybody how many live bytes there are segments for.
     pub(super) fn note_room(&self, writer: &Writer) {
-        let segments = if writer.nodes_backed { self.backed(writer) } else { 0 };
+        let segments = if self.is_sure(writer) { self.backed(writer) } else { 0 };
         self.room.store(self.live_bytes_max(segments), Ordering::Relaxed);
     }
 
@@ -204,24 +214,19 @@ impl Inner {
         }
     }
 
-    /// B1: allocates the first `count` free segments. Whether there is room for all; the others are holes then.
-    fn back(&self, writer: &mut Writer, count: u64) -> Result<bool> {
-        let first = writer.free.iter().take(usize::try_from(count).unwrap_or(usize::MAX));
-        let unbacked: Vec<u64> =
-            first.filter(|number| !writer.allocated.contains(number)).copied().collect();
-        let mut is_whole = true;
-        for number in &unbacked {
-            if self.allocate(*number)? {
-                writer.allocated.insert(*number);
+    /// B1: allocates free segments, the first ones first, until so many are. Whether there are; if not, all that are free are allocated.
+    pub(super) fn back(&self, writer: &mut Writer, count: u64) -> Result<bool> {
+        while (writer.allocated.len() as u64) < count
+            && let Some(number) = writer.free.difference(&writer.allocated).next().copied()
+        {
+            if self.allocate(number)? {
+                writer.allocated.insert(number);
             } else {
-                self.note_hole(writer, *number);
-                is_whole = false;
+                self.note_hole(writer, number);
             }
         }
-        if !unbacked.is_empty() {
-            self.note_room(writer);
-        }
-        Ok(is_whole)
+        self.note_room(writer);
+        Ok(writer.allocated.len() as u64 >= count)
     }
 
     /// A free segment is a hole.
@@ -285,15 +290,23 @@ impl Inner {
         if live_bytes > self.live_bytes_max(most) {
             return Ok(false);
         }
-        self.back_nodes(writer)?;
-        while !writer.nodes_backed {
-            // Segments that become free make way for nodes.
-            let before = self.free_bytes(writer);
+        self.back_own(writer)?;
+        while !self.is_sure(writer) {
+            let missing = self.reserve().saturating_sub(writer.allocated.len() as u64);
+            let total = self.shared.read().segments.len() as u64;
+            if missing > 0
+                && (total < most || !writer.holes.is_empty())
+                && self.grow(writer, missing, most)?
+            {
+                continue;
+            }
+            // Segments that become free are the collector's, or make way for nodes.
+            let before = self.taken_bytes(writer);
             self.collect(writer, Inner::reserve_segments(0))?;
-            if self.free_bytes(writer) < before + self.shape.segment_payload() / 64 {
+            if self.taken_bytes(writer) + self.shape.segment_payload() / 64 > before {
                 return Ok(false);
             }
-            self.back_nodes(writer)?;
+            self.back_own(writer)?;
         }
         while live_bytes > self.room.load(Ordering::Relaxed) {
             let backed = writer.allocated.len() as u64;
@@ -396,5 +409,42 @@ impl Inner {
         done.map_err(no_lack)?;
         self.shared.write().open.written_blocks = end;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::flex::{Space, SpaceOptions};
+
+    #[test]
+    fn the_collector_has_its_segments_behind_a_trim_and_before_room_is_promised() {
+        const PIECE: u64 = 4000;
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = SpaceOptions::new(folder.path());
+        options.testing.shape.segment_size_bytes = 64 << 10;
+        options.testing.shape.extent_size_bytes_max = 4092;
+        let space = Space::open(&options).unwrap();
+        let has_own =
+            |space: &Space| space.0.writer.lock().allocated.len() as u64 >= space.0.reserve();
+        for _ in 0..2000 {
+            space.append(&[1; 4000]).unwrap();
+        }
+        // The first segments are free, and what is moved from others goes there.
+        space.collapse_range(0, 500 * PIECE).unwrap();
+        for _ in 0..3 {
+            space.compact().unwrap();
+            assert!(has_own(&space), "{:?}", space.stat());
+            for piece in 1..250 {
+                space.collapse_range(piece * PIECE, PIECE).unwrap();
+            }
+        }
+        space.compact().unwrap();
+        let live = space.stat().data_bytes;
+        space.close().unwrap();
+        let space = Space::open(&options).unwrap();
+        // Nobody knows what is allocated.
+        assert!(!has_own(&space) && space.room() == 0);
+        assert!(space.reach(live).unwrap());
+        assert!(has_own(&space) && space.room() >= live);
     }
 }

@@ -176,7 +176,7 @@ impl Inner {
         if offset.checked_add(remove).is_none_or(|end| end > size) {
             return Err(Error::invalid(OPERATION, format!("the space ends at {size}")));
         }
-        Inner::check_size(OPERATION, size.checked_add(data.len() as u64))?;
+        Inner::check_size(OPERATION, (size - remove).checked_add(data.len() as u64))?;
         if !is_there {
             self.prepare(&mut writer, data, (offset, remove))?;
         }

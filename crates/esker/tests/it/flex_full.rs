@@ -1,10 +1,11 @@
 //! `flex`: a file system that is full before the store is. Puts are refused, in time; everything else goes on, and gives room back.
 
 use crate::client::Map;
+use crate::flex::{assert_sound, content};
 use crate::flex_db::{Devices, SIZES, options};
 use crate::flex_whole::{bytes, held, sound};
 use crate::support::START;
-use esker::flex::SpaceFiles;
+use esker::flex::{Space, SpaceFiles, SpaceOptions};
 use esker::{Batch, Durability, ErrorKind, FlexFiles, Options, Result, Store};
 use esker_base::Error;
 use esker_base::clock::{Clock, ManualClock};
@@ -210,6 +211,115 @@ fn what_others_take_of_a_file_system_is_missed_by_puts_only() {
         assert!(fill(&store, &mut known, &mut rng) > 2000, "seed {seed}");
         assert_eq!(held(&store), known, "seed {seed}");
         store.close().unwrap();
+    }
+}
+
+/// A trim leaves segments that are allocated, whichever these are, and as many as the collector needs.
+#[test]
+fn what_others_take_of_what_was_given_back_is_missed_by_puts_only() {
+    for (seed, durability) in CASES {
+        let is_opened_again = seed % 2 == 0;
+        let context = format!("{durability:?}, seed {seed}, opened again: {is_opened_again}");
+        let (system, files) = files(16_000);
+        let (mut options, clock) = wide(seed, durability);
+        let mut rng = Rng::from_seed(seed);
+        let mut known = Map::new();
+        let mut store = open(&files, &options).unwrap();
+        for _ in 0..5000 {
+            let key = rng.below(1 << 20).to_be_bytes();
+            let value = bytes(rng.next_u64(), 20 + rng.index(300));
+            store.put(&key, &value).unwrap();
+            known.insert(key.to_vec(), value);
+        }
+        for _ in 0..3 {
+            known.retain(|key, _| {
+                let stays = rng.chance(2, 3);
+                assert!(stays || store.delete(key).unwrap(), "{context}");
+                stays
+            });
+            store.clean(usize::MAX).unwrap();
+            store.trim().unwrap();
+        }
+        if is_opened_again {
+            store.close().unwrap();
+            options.testing.seed = Some(seed + 10);
+            store = open(&files, &options).unwrap();
+        }
+        let others = system.left.swap(0, Ordering::SeqCst);
+        fill(&store, &mut known, &mut rng);
+        known.retain(|key, _| {
+            let stays = rng.chance(1, 2);
+            let deleted =
+                stays || store.delete(key).unwrap_or_else(|error| panic!("{context}: {error}"));
+            assert!(deleted, "{context}");
+            stays
+        });
+        sound(&store);
+        assert_eq!(held(&store), known, "{context}");
+        store.clean(usize::MAX).unwrap();
+        clock.advance(Duration::from_secs(1));
+        assert!(fill(&store, &mut known, &mut rng) > 300, "{context}");
+        system.give(others);
+        clock.advance(Duration::from_secs(1));
+        assert!(fill(&store, &mut known, &mut rng) > 2000, "{context}");
+        assert_eq!(held(&store), known, "{context}");
+        store.close().unwrap();
+    }
+}
+
+/// What is written over is moved by the collector, whose segments are not given back.
+#[test]
+fn a_space_is_written_over_while_others_have_what_it_gave_back() {
+    const PIECE: usize = 400;
+    const PIECES: usize = 6000;
+    for (seed, is_opened_again) in (1..5).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let context = format!("seed {seed}, opened again: {is_opened_again}");
+        let system = Arc::new(FileSystem { left: AtomicUsize::new(16_000) });
+        let files: Vec<_> = FIRST_SIZES[..3].iter().map(|size| file(&system, *size)).collect();
+        let open = |seed: u64| {
+            let mut options = SpaceOptions::new("");
+            options.testing = wide(seed, Durability::None).0.flex.space.unwrap();
+            options.testing.seed = Some(seed);
+            let file = |index: usize| Arc::clone(&files[index]) as Arc<dyn BlockDevice>;
+            Space::open_on(SpaceFiles { data: file(0), tree: file(1), log: file(2) }, &options)
+        };
+        let mut space = open(seed).unwrap();
+        let mut rng = Rng::from_seed(seed);
+        // The number of the piece that stands there: one after the other goes to the segments.
+        let mut pieces: Vec<usize> = Vec::new();
+        for number in 0..PIECES {
+            let place = rng.index(pieces.len() + 1);
+            space.insert_range((place * PIECE) as u64, &bytes(number as u64, PIECE)).unwrap();
+            pieces.insert(place, number);
+        }
+        // The first segments go, and then some of each.
+        for round in 0..2 {
+            let mut place = 0;
+            while let Some(number) = pieces.get(place).copied() {
+                if number < PIECES / 3 || round > 0 && rng.chance(1, 3) {
+                    space.collapse_range((place * PIECE) as u64, PIECE as u64).unwrap();
+                    pieces.remove(place);
+                } else {
+                    place += 1;
+                }
+            }
+            space.compact().unwrap();
+        }
+        if is_opened_again {
+            space.close().unwrap();
+            space = open(seed + 10).unwrap();
+        }
+        system.left.store(0, Ordering::SeqCst);
+        for number in PIECES..PIECES + 2000 {
+            let place = rng.index(pieces.len());
+            let written = space.write((place * PIECE) as u64, &bytes(number as u64, PIECE));
+            written.unwrap_or_else(|error| panic!("{context}, {}: {error}", number - PIECES));
+            pieces[place] = number;
+        }
+        let all = pieces.iter().flat_map(|number| bytes(*number as u64, PIECE));
+        assert!(content(&space).unwrap() == all.collect::<Vec<u8>>(), "{context}");
+        assert_sound(&space);
+        space.close().unwrap();
     }
 }
 

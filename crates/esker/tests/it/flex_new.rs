@@ -189,3 +189,14 @@ fn a_cache_of_blocks_that_no_machine_has_is_refused() {
         assert_eq!(Space::open(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 }
+
+#[test]
+fn a_space_that_is_only_read_is_not_repaired() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = SpaceOptions::new(folder.path());
+    Space::open(&options).unwrap().close().unwrap();
+    options.read_only = true;
+    assert_eq!(Space::repair(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    options.read_only = false;
+    assert!(!Space::repair(&options).unwrap().is_mended);
+}

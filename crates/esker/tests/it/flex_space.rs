@@ -133,6 +133,22 @@ fn the_cap_holds_from_the_first_fill_on() {
 }
 
 #[test]
+fn what_takes_the_place_of_as_much_fits_however_long_the_space_is() {
+    let space = open(&mut small(7));
+    space.append(&[1; 10]).unwrap();
+    let most = (1 << 48) - 1;
+    space.insert_hole(10, most - 10).unwrap();
+    let splice = |remove, data| Splice { offset: 0, remove, data, marks: &[] };
+    space.splice(&splice(10, &[2; 10]), &mut || ()).unwrap();
+    assert_eq!(space.size_bytes(), most);
+    let refused = space.splice(&splice(9, &[3; 10]), &mut || panic!("nothing changed"));
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let mut bytes = [0; 11];
+    space.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]);
+}
+
+#[test]
 fn marks_that_are_no_places_in_the_data_are_refused() {
     let space = open(&mut small(6));
     for marks in [&[10][..], &[5, 3], &[4, 4], &[usize::MAX]] {

@@ -289,7 +289,7 @@ impl Flex {
             None => Err(Error::new(ErrorKind::Closed, "commit table")),
         });
         let weak = Arc::downgrade(&flex);
-        flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.coming_bytes()));
+        flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.expected_bytes()));
         // Of two tables the older one goes to the space at once: the next log takes its file (F2).
         let mut stays = None;
         for table in found.tables.into_iter().map(Arc::new) {

@@ -36,6 +36,8 @@ const SPARE_SHARE: u64 = 16;
 const SPARE_SEGMENTS_MAX: u64 = 4;
 /// Bytes of nodes that pairs in scattered places bring, as one in so many of theirs: an extent each, in two versions of a node.
 const NODES_SHARE: u64 = 2;
+/// What deletes may take of what is spare: what is stored, as one part in so many.
+const DELETES_SHARE: u64 = 8;
 /// Percent of a leaf that may not count, in the order in which leaves make way, and those of all leaves for which somebody looks.
 const GONE_PERCENT: [u64; 4] = [90, 40, 10, 2];
 const GONE_PERCENT_OF_ALL: u64 = 1;
@@ -217,6 +219,12 @@ impl Flex {
     /// Bytes that were admitted, and are on their way to the space.
     pub(super) fn coming_bytes(&self) -> u64 {
         self.table_bytes() + self.reservations.0.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that segments are kept for when others are given back: those that come, and what is spare, of which deletes take no more than a
+    /// share of what there is to be deleted.
+    pub(super) fn expected_bytes(&self) -> u64 {
+        self.coming_bytes() + self.bounds.spare.min(self.stored_bytes() / DELETES_SHARE)
     }
 
     /// As [`Flex::has_room`], once the file system gave what is missing. One that had none is asked again now and then.
