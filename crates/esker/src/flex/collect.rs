@@ -78,9 +78,12 @@ impl Inner {
     /// that whoever needs room meanwhile can do a round of one part (G1).
     pub(super) fn collect_some(&self, writer: &mut Writer, segments: u64) -> Result<(u64, bool)> {
         let reserve = self.reserve() * self.shape.segment_payload();
-        let part = self.moved_at_once() + reserve;
+        let left = writer.round.as_ref().map_or(0, |round| self.valid_of(round));
         let mut round = match writer.round.take() {
-            Some(round) if self.back_bytes(writer, part)? => round,
+            // No more than is left of it.
+            Some(round) if self.back_bytes(writer, left.min(self.moved_at_once()) + reserve)? => {
+                round
+            }
             _ => {
                 self.write_filled()?;
                 writer.stuck.begin_round();
@@ -116,6 +119,16 @@ impl Inner {
             }
             // Fewer segments are free now, and all are allocated.
         }
+    }
+
+    /// Bytes that are left in the victims of a round.
+    fn valid_of(&self, round: &Round) -> u64 {
+        let shared = self.shared.read();
+        let of_victim = |(number, salt): (&u64, &u64)| {
+            let segment = shared.segments.get(usize::try_from(*number).ok()?)?;
+            (segment.salt == *salt).then_some(u64::from(segment.valid_bytes))
+        };
+        round.victims.iter().filter_map(of_victim).sum()
     }
 
     /// B1: allocates free segments until so many bytes can be moved. Whether they can.

@@ -302,7 +302,7 @@ impl Inner {
             }
             // Segments that become free are the collector's, or make way for nodes.
             let before = self.taken_bytes(writer);
-            self.collect(writer, Inner::reserve_segments(0))?;
+            self.collect(writer, missing.max(Inner::reserve_segments(0)))?;
             if self.taken_bytes(writer) + self.shape.segment_payload() / 64 > before {
                 return Ok(false);
             }
