@@ -267,6 +267,8 @@ pub(super) struct MemTable {
     slots: Slots,
     filter: Box<[AtomicU64]>,
     bytes: AtomicU64,
+    /// Bytes of changes that are in no log, and on their way into it.
+    expected: AtomicU64,
     /// Pairs of it that were brought to the space.
     brought: AtomicU64,
     ranges: RwLock<Vec<RangeDelete>>,
@@ -300,6 +302,7 @@ impl MemTable {
             slots: Slots::new(),
             filter: (0..words).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
             brought: AtomicU64::new(0),
             ranges: RwLock::default(),
             has_ranges: AtomicBool::new(false),
@@ -314,6 +317,23 @@ impl MemTable {
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes of so many bytes are on their way into it.
+    pub(super) fn expect(&self, bytes: u64) {
+        self.expected.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// They are in it now, or never will be.
+    pub(super) fn expect_less(&self, bytes: u64) {
+        self.expected.fetch_sub(bytes, Ordering::Release);
+    }
+
+    /// As [`MemTable::bytes`], with what is on its way.
+    pub(super) fn bytes_expected(&self) -> u64 {
+        // First that: what arrives meanwhile counts twice, and not never.
+        let expected = self.expected.load(Ordering::Acquire);
+        expected + self.bytes()
     }
 
     /// Whether it takes `times` the memory that it is to have. The tree has nodes of its own for what few keys have in common, which may be

@@ -312,8 +312,7 @@ mod tests {
         }
     }
 
-    /// Versions that snapshots keep are all in one interval.
-    /// The index counts up to some number of them.
+    /// The index counts up to some number of pairs.
     #[test]
     fn an_interval_with_more_pairs_than_the_index_counts_is_no_damage() {
         const VERSIONS: u32 = 66_000;
@@ -339,6 +338,7 @@ mod tests {
         assert_eq!(found.as_ref(), &(VERSIONS - 1).to_be_bytes()[2..]);
     }
 
+    /// Versions that snapshots keep are all in one interval.
     #[test]
     fn an_interval_that_would_be_too_long_is_refused_until_snapshots_are_gone() {
         let folder = tempfile::tempdir().unwrap();

@@ -302,7 +302,7 @@ impl Flex {
         let free = || self.space.stat().free_segments;
         let before = free();
         let gained = || free().saturating_sub(before);
-        while self.collect_found(&self.committer.lock().root)? {}
+        while gained() < segments && self.collect_found(&self.committer.lock().root)? {}
         let mut at = Some(Vec::new());
         while gained() < segments
             && let Some(key) = at

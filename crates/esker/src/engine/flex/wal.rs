@@ -29,7 +29,7 @@ use esker_trt::sync::{self, Gate};
 use parking_lot::{Mutex, MutexGuard};
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Bytes of a batch that is written although nobody waits for it.
@@ -118,8 +118,8 @@ pub(super) struct Wal {
     limits: [AtomicU64; 2],
     /// Bytes of the log that are in use, or that a table without one takes, as of the last write.
     claimed: AtomicU64,
-    /// Bytes of writers between their place in the log and their place in the table, and one more for each of them, by epoch.
-    inside: [AtomicU64; 2],
+    /// Writers between their place in the log and their place in the table, by epoch.
+    inside: [AtomicUsize; 2],
     draining: sync::Mutex<()>,
     growing: sync::Mutex<()>,
     failed: Mutex<Option<Error>>,
@@ -141,7 +141,7 @@ pub(super) struct Ticket {
     pub(super) first_version: u64,
     pub(super) table: Arc<MemTable>,
     epoch: usize,
-    /// What it adds to those inside.
+    /// What its table expects of it.
     bytes: u64,
 }
 
@@ -197,7 +197,7 @@ impl Wal {
             }),
             limits,
             claimed: AtomicU64::new(0),
-            inside: [AtomicU64::new(0), AtomicU64::new(0)],
+            inside: [AtomicUsize::new(0), AtomicUsize::new(0)],
             draining: sync::Mutex::new(()),
             growing: sync::Mutex::new(()),
             failed: Mutex::new(None),
@@ -284,9 +284,7 @@ impl Wal {
         let mut state = self.state.lock();
         let claimed = loop {
             state.check_open()?;
-            // First those who are not in the table: who leaves meanwhile counts twice, and not never.
-            let inside: u64 = self.inside.iter().map(|bytes| bytes.load(Ordering::Acquire)).sum();
-            let claimed = inside + state.table.bytes() + (size_bytes + BATCH_HEADER_SIZE) as u64;
+            let claimed = state.table.bytes_expected() + (size_bytes + BATCH_HEADER_SIZE) as u64;
             // Versions that were written over take bytes of a late log, too.
             let versions = state.next_version + count - state.table.first_version;
             let claimed = claimed + versions * PASSED_BYTES + 2 * self.block as u64;
@@ -305,7 +303,9 @@ impl Wal {
             state = self.state.lock();
         };
         self.claimed.store(claimed, Ordering::Relaxed);
-        Ok(Appended::Done(self.ticket(&mut state, size_bytes, count)))
+        state.table.expect(size_bytes as u64);
+        let ticket = self.ticket(&mut state, count);
+        Ok(Appended::Done(Ticket { bytes: size_bytes as u64, ..ticket }))
     }
 
     /// Bytes of changes from which on a batch of a late log ends.
@@ -324,19 +324,19 @@ impl Wal {
         (self.block as u64 + BATCH_HEADER_SIZE as u64) / PASSED_BYTES + 1
     }
 
-    /// The next `count` versions, for a writer that is inside with so many bytes from now on.
-    fn ticket(&self, state: &mut State, size_bytes: usize, count: u64) -> Ticket {
-        let (first_version, bytes) = (state.next_version, size_bytes as u64 + 1);
+    /// The next `count` versions, for a writer that is inside from now on.
+    fn ticket(&self, state: &mut State, count: u64) -> Ticket {
+        let first_version = state.next_version;
         state.next_version += count;
         if let Some(inside) = self.inside.get(state.epoch) {
-            inside.fetch_add(bytes, Ordering::Relaxed);
+            inside.fetch_add(1, Ordering::Relaxed);
         }
         Ticket {
             batch: state.formed,
             first_version,
             table: Arc::clone(&state.table),
             epoch: state.epoch,
-            bytes,
+            bytes: 0,
         }
     }
 
@@ -455,7 +455,7 @@ impl Wal {
         }
         write(&mut state.forming);
         self.claimed.store(claimed, Ordering::Relaxed);
-        Ok(Appended::Done(self.ticket(&mut state, size_bytes, count)))
+        Ok(Appended::Done(self.ticket(&mut state, count)))
     }
 
     /// A batch as it is written, and its checksum.
@@ -500,8 +500,12 @@ impl Wal {
 
     /// What was appended is in its table now, or never will be.
     pub(super) fn leave(&self, ticket: &Ticket) {
+        // What has a log is expected there.
+        if ticket.bytes > 0 {
+            ticket.table.expect_less(ticket.bytes);
+        }
         if let Some(inside) = self.inside.get(ticket.epoch) {
-            inside.fetch_sub(ticket.bytes, Ordering::Release);
+            inside.fetch_sub(1, Ordering::Release);
         }
     }
 

@@ -48,15 +48,43 @@ impl Flex {
         if self.large.is_empty() {
             return Ok(());
         }
-        // Before anybody asks what they see: one that goes meanwhile has it asked again.
-        self.large.begin_asking(self.snapshots.oldest() != u64::MAX);
+        self.large.is_doubted.store(false, Ordering::Relaxed);
+        self.begin_asking();
         if table.is_some() {
             self.large.doubt_found(FOUND_AT_ONCE, root.committed_generation);
         }
+        let mut gone = self.large.leaving();
+        gone.extend(self.unneeded(root, table, self.concerned(root, table))?);
+        self.remove_all(&gone)
+    }
+
+    /// Asks about some of the values that an open found, and about no others, and removes those that nobody needs. Whether there may be more.
+    /// The committer's lock is held.
+    pub(in super::super) fn collect_found(&self, root: &Root) -> Result<bool> {
+        let found = self.large.doubt_found(FOUND_AT_ONCE, root.committed_generation);
+        let Some(numbers) = found else { return Ok(false) };
+        self.begin_asking();
+        let gone = self.unneeded(root, None, numbers)?;
+        self.remove_all(&gone)?;
+        Ok(true)
+    }
+
+    /// Before anybody asks what snapshots see: one that goes meanwhile has it asked again.
+    fn begin_asking(&self) {
+        self.large.begin_asking(LOOKS, self.snapshots.oldest() != u64::MAX);
+    }
+
+    /// Which of these values nobody needs. Of the others is noted who does, as far as that is asked again.
+    fn unneeded(
+        &self,
+        root: &Root,
+        table: Option<&MemTable>,
+        numbers: impl IntoIterator<Item = u64>,
+    ) -> Result<Vec<u64>> {
         let in_table =
             |key: &[u8]| table.is_some_and(|table| table.has(key, self.hasher.hash(key)));
-        let mut gone = self.large.leaving();
-        for number in self.concerned(root, table) {
+        let mut gone = Vec::new();
+        for number in numbers {
             // Others give up what they wrote.
             let Some(key) = self.large.key_of(number) else { continue };
             let needs = match self.needs_large(root, number, &key) {
@@ -80,17 +108,7 @@ impl Flex {
             }
             self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
         }
-        self.remove_all(&gone)
-    }
-
-    /// Asks about some of the values that an open found, and removes those that nobody needs. Whether there may be more. The committer's
-    /// lock is held.
-    pub(in super::super) fn collect_found(&self, root: &Root) -> Result<bool> {
-        let any = self.large.doubt_found(FOUND_AT_ONCE, root.committed_generation);
-        if any {
-            self.collect_large(root, None)?;
-        }
-        Ok(any)
+        Ok(gone)
     }
 
     /// Removes those that can be. What of the others cannot be read now keeps none of them back, and is tried again.

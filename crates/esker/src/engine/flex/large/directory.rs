@@ -14,9 +14,8 @@ use super::super::ROOT_BYTES;
 use super::super::index::Sums;
 use esker_base::hash::KeyHasher;
 use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Fewer values that went are not worth closing up.
@@ -87,8 +86,8 @@ pub(super) struct Values {
     doubtful: BTreeSet<u64>,
     /// Numbers of those that only snapshots need: to be found out again when one goes.
     seen: BTreeSet<u64>,
-    /// Numbers of those that an open found, and that were not doubtful yet: they are so a few at a time.
-    unasked: Range<u64>,
+    /// Up to this number are those that an open found, and that were not doubtful yet: they are so a few at a time.
+    unasked: u64,
     /// Numbers of those that nobody needs.
     leaving: BTreeSet<u64>,
     key_bytes: usize,
@@ -249,7 +248,9 @@ impl Directory {
                 let hash = hasher.hash(&head.key);
                 values.push(Large { head, head_size, hash, state }, size_bytes);
             }
-            values.unasked = 1..last + 1;
+            values.unasked = last;
+            // Those of which only a part is there are to go.
+            directory.is_doubted.store(!values.leaving.is_empty(), Ordering::Relaxed);
             let skipped = if has_unread { NUMBERS_SKIPPED } else { 0 };
             let next = number.max(last + 1).saturating_add(skipped);
             directory.next_number.store(next, Ordering::Relaxed);
@@ -414,44 +415,49 @@ impl Directory {
         let is_here = |large: &&Large| large.state != State::Gone;
         let numbers = values.all.iter().filter(is_here).map(|large| large.head.number);
         values.doubtful = numbers.collect();
-        values.unasked = 0..0;
+        values.unasked = 0;
     }
 
-    /// Of those that an open found some are doubtful from now on, if they may go, up to so many. Whether any are.
-    pub(super) fn doubt_found(&self, most: usize, committed_generation: u64) -> bool {
+    /// Of those that an open found some are doubtful from now on, if they may go, up to so many: their numbers; `None` if there are none.
+    /// The last ones come first: those whose pairs were lost with a table that was in no log are among them.
+    pub(super) fn doubt_found(&self, most: usize, committed_generation: u64) -> Option<Vec<u64>> {
         let mut values = self.values.write();
         let Values { all, doubtful, unasked, .. } = &mut *values;
-        let (before, end) = (unasked.start, unasked.end);
-        let from = all.partition_point(|large| large.head.number < before);
-        let found = all.get(from..).unwrap_or_default().iter();
-        let mut next = end;
-        for (count, large) in found.take_while(|large| large.head.number < end).enumerate() {
+        let before = *unasked;
+        let end = all.partition_point(|large| large.head.number <= before);
+        let (mut numbers, mut next) = (Vec::new(), 0);
+        for (count, large) in all.get(..end).unwrap_or_default().iter().rev().enumerate() {
             let is_ahead = large.is_here() && !large.may_go(committed_generation);
             if count == most || is_ahead {
                 next = large.head.number;
                 break;
             }
-            if large.is_here() {
-                doubtful.insert(large.head.number);
-            }
+            numbers.extend(large.is_here().then_some(large.head.number));
         }
-        unasked.start = next;
-        next > before
+        doubtful.extend(&numbers);
+        *unasked = next;
+        (next < before).then_some(numbers)
     }
 
     /// Whether an open found some that were not doubtful yet.
     pub(in crate::engine::flex) fn has_unasked(&self) -> bool {
-        !self.values.read().unasked.is_empty()
+        self.values.read().unasked > 0
     }
 
-    /// Somebody asks what is needed, while there are snapshots or not. Those that stayed for one are doubtful if one has gone.
-    pub(super) fn begin_asking(&self, has_snapshots: bool) {
-        self.is_doubted.store(false, Ordering::Relaxed);
+    /// Somebody asks what is needed, while there are snapshots or not. Those that stayed for one are doubtful if one has gone; after so many
+    /// others get the lock.
+    pub(super) fn begin_asking(&self, at_once: usize, has_snapshots: bool) {
         let none_went = self.is_seen.swap(has_snapshots, Ordering::Acquire);
-        if !(none_went && has_snapshots) {
-            let mut values = self.values.write();
-            let mut seen = std::mem::take(&mut values.seen);
-            values.doubtful.append(&mut seen);
+        if none_went && has_snapshots {
+            return;
+        }
+        let mut values = self.values.write();
+        loop {
+            for _ in 0..at_once {
+                let Some(number) = values.seen.pop_first() else { return };
+                values.doubtful.insert(number);
+            }
+            RwLockWriteGuard::bump(&mut values);
         }
     }
 
@@ -462,7 +468,7 @@ impl Directory {
         }
     }
 
-    /// Whether a pair that names one was left out since somebody found out what is needed.
+    /// Whether a pair that names one was left out since somebody found out what is needed, or one stays that nobody needs.
     pub(in crate::engine::flex) fn is_doubted(&self) -> bool {
         self.is_doubted.load(Ordering::Relaxed)
     }

@@ -185,3 +185,52 @@ fn parts_of_a_walk_over_all_values_leave_none_out() {
     }
     flex.close().unwrap();
 }
+
+/// Those of a table that was in no log came last.
+#[test]
+fn of_the_large_values_that_an_open_found_the_last_are_asked_about_first() {
+    const COUNT: usize = 300;
+    const LOST: usize = 10;
+    let folder = tempfile::tempdir().unwrap();
+    let flex = opened_with(&folder, Durability::None);
+    let put = |number: usize| {
+        flex.put(&number.to_be_bytes(), &[7; 1001], PutOptions::default()).unwrap();
+    };
+    (0..COUNT).for_each(put);
+    flex.commit_all().unwrap();
+    (COUNT..COUNT + LOST).for_each(put);
+    drop(flex);
+    let flex = opened_with(&folder, Durability::None);
+    assert_eq!(flex.large.count(), COUNT + LOST);
+    flex.compact(0).unwrap();
+    assert!(flex.large.has_unasked(), "who wants no room asks about none");
+    flex.put(b"key", b"value", PutOptions::default()).unwrap();
+    flex.commit_all().unwrap();
+    assert_eq!(flex.large.count(), COUNT, "they are among the first that a table asks about");
+}
+
+#[test]
+fn of_the_large_values_that_an_open_found_none_is_asked_about_twice_where_nothing_can_be_read() {
+    const COUNT: usize = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let flex = opened_with(&folder, Durability::None);
+    for number in 0..COUNT {
+        flex.put(&number.to_be_bytes(), &[7; 1001], PutOptions::default()).unwrap();
+    }
+    flex.commit_all().unwrap();
+    flex.close().unwrap();
+    drop(flex);
+    let flex = opened_with(&folder, Durability::None);
+    let leaf = flex.index.neighbours(b"", (0, 0), &|_, _| true);
+    assert_eq!(leaf.upper, None, "there is one");
+    let whole = vec![0x55; usize::try_from(leaf.size_bytes()).unwrap()];
+    flex.space.write(ROOT_BYTES + leaf.offset, &whole).unwrap();
+    let committer = flex.committer.lock();
+    let before = LOOKED_AT.get();
+    while flex.collect_found(&committer.root).unwrap() {}
+    let looks = LOOKED_AT.get() - before;
+    assert!(!flex.large.has_unasked() && looks <= COUNT, "{looks} of {COUNT}");
+    let mut doubtful = 0;
+    flex.large.visit_doubtful(1, |_| doubtful += 1);
+    assert_eq!((doubtful, flex.large.count()), (COUNT, COUNT), "nobody knows of any");
+}

@@ -78,3 +78,28 @@ fn what_has_no_log_and_is_in_no_table_yet_has_room_in_the_log_too() {
     inside.iter().for_each(|ticket| wal.leave(ticket));
     assert!(pass().is_some(), "they are in the table by now, which has nothing");
 }
+
+/// Each of them is in the log of its own table: they may take long, and the next one has to be no shorter for that.
+#[test]
+fn what_has_no_log_and_is_in_no_table_yet_takes_nothing_of_the_next_one() {
+    const SIZE: usize = 60_000;
+    let wal = opened();
+    let pass = || match wal.pass(SIZE, 1).unwrap() {
+        Appended::Done(ticket) => Some(ticket),
+        Appended::Full(_) => None,
+    };
+    let before: Vec<Ticket> = std::iter::from_fn(pass).collect();
+    let make = |generation, version| Arc::new(MemTable::new(generation, version, 256 << 10, false));
+    wal.rotate(false, make, |_, _| ()).unwrap();
+    let first = pass().unwrap();
+    let claimed = wal.claimed.load(Ordering::Relaxed);
+    assert!(claimed < 2 * SIZE as u64, "{claimed} bytes are claimed for one");
+    let mut behind: Vec<Ticket> = std::iter::from_fn(pass).collect();
+    behind.push(first);
+    assert_eq!(behind.len(), before.len());
+    // Nor is there more of it when they are in theirs.
+    before.iter().for_each(|ticket| wal.leave(ticket));
+    assert!(pass().is_none());
+    behind.iter().for_each(|ticket| wal.leave(ticket));
+    assert!(pass().is_some());
+}
