@@ -191,8 +191,18 @@ fn sizes_that_no_segment_has_do_not_overflow() {
         segments.restore_live(id, Live { records: 1, bytes: 40, items: false, tombstones: 1 });
         segments.add_written(id, Written { bytes: 0, tombstones: 1, beyond_bytes: u64::MAX });
         assert_eq!(segments.live_bytes(id), u64::MAX);
+        segments.seal(id);
     }
     assert_eq!(segments.live(), (2, u64::MAX));
+    assert_eq!(segments.unexpired_bytes(0), u64::MAX);
+    assert_eq!((victims(&segments), segments.moved_victim(&[])), ([None; 2], None));
+    assert!(segments.is_crowded(0));
+    for id in [SegmentId(1), ID] {
+        segments.restore(id, Use::Sealed, Incarnation { stream: Stream::Warm, ..incarnation(8) });
+        segments.add_written(id, Written { bytes: u64::MAX, ..Written::default() });
+    }
+    assert_eq!(segments.moved_victim(&[]), Some(SegmentId(1)));
+    assert_eq!(segments.idle_gain(0, &[]), u64::MAX);
 }
 
 /// Of a store with room to spare all segments are looked at now and then.
