@@ -2,12 +2,12 @@
 //! goes on, also behind an open.
 
 use crate::client::Map;
-use crate::support::{SEGMENT_SIZE, START, options};
+use crate::support::{self, SEGMENT_SIZE, START, options};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::Error;
 use esker_base::clock::{Clock, ManualClock};
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking, SimBlock, SimBlockOptions};
+use esker_media::sim::{Act, Asking, Image, Initial, SimBlock, SimBlockOptions};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,26 +22,33 @@ const SIZE: u64 = 1 << 20;
 #[derive(Default)]
 struct Room {
     holes: HashSet<u64>,
+    /// Blocks for which it has room although it is full.
+    left: u64,
     /// Where room was asked for in vain, and what may have been taken of it not given back.
     owed: HashSet<u64>,
 }
 
 /// A file: what is discarded of it is a hole, and while the file system is full no hole can be written to.
 fn file() -> (Arc<Asking>, Arc<AtomicBool>, Arc<Mutex<Room>>) {
-    let (is_full, room) = <(Arc<AtomicBool>, Arc<Mutex<Room>>)>::default();
+    file_on(Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1))), Room::default())
+}
+
+fn file_on(device: Arc<SimBlock>, room: Room) -> (Arc<Asking>, Arc<AtomicBool>, Arc<Mutex<Room>>) {
+    let (is_full, room) = (Arc::<AtomicBool>::default(), Arc::new(Mutex::new(room)));
     let (full, known) = (Arc::clone(&is_full), Arc::clone(&room));
-    let device = Asking::new(Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1))), move |call| {
+    let device = Asking::new(device, move |call| {
         let Range { start, end } = call.range;
         let mut known = known.lock();
         let blocks = start / BLOCK..end.div_ceil(BLOCK);
         match call.act {
             Act::Write | Act::Reserve | Act::Prepare => {
-                let lacks = blocks.clone().any(|block| known.holes.contains(&block));
-                if full.load(Ordering::SeqCst) && lacks {
+                let missing = blocks.clone().filter(|block| known.holes.contains(block)).count();
+                if full.load(Ordering::SeqCst) && missing as u64 > known.left {
                     assert_ne!(call.act, Act::Write, "room is asked for before");
                     known.owed.insert(start);
                     return Err(Error::new(ErrorKind::NoSpace, "allocate").at(start, end - start));
                 }
+                known.left = known.left.saturating_sub(missing as u64);
                 known.holes.retain(|block| !blocks.contains(block));
             }
             Act::Discard => {
@@ -148,4 +155,106 @@ fn space_that_others_took_is_missed_by_puts_and_by_nothing_else() {
         );
         check(&store, &known);
     }
+}
+
+/// A device with this content.
+fn recycled(image: &Image) -> Arc<SimBlock> {
+    let initial = Initial::Recycled(image.clone());
+    Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1).initial(initial)))
+}
+
+/// A device with this content, of which these segments, by their places, have no room.
+fn without_room_at(
+    image: &Image,
+    lacks: impl Fn(u64) -> bool + Send + Sync + 'static,
+) -> Arc<Asking> {
+    Asking::new(recycled(image), move |call| match call.act {
+        Act::Reserve if lacks(call.range.start) => {
+            Err(Error::new(ErrorKind::NoSpace, "allocate").at(call.range.start, SEGMENT_SIZE))
+        }
+        _ => Ok(()),
+    })
+}
+
+/// Places of segments that nothing was written to, or that were given back.
+fn blank(image: &Image) -> Vec<u64> {
+    let bytes = image.to_vec();
+    let all = (8192..SIZE - SEGMENT_SIZE + 1).step_by(SEGMENT_SIZE as usize);
+    all.filter(|at| bytes[*at as usize..][..512].iter().all(|byte| *byte == 0)).collect()
+}
+
+#[test]
+fn room_that_the_first_segments_lack_is_found_in_others() {
+    let device = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1)));
+    let store = support::open(&device, &options(1)).unwrap();
+    store.put(b"first", b"value").unwrap();
+    store.close().unwrap();
+    let mut lacking = blank(&device.image());
+    let count = lacking.len() as u32;
+    lacking.truncate(40);
+    let device = without_room_at(&device.image(), move |at| lacking.contains(&at));
+    let store = open(&device, &options(2));
+    for number in 0..(count - 40) * 4 {
+        store.put(&key(number), &[7; 1000]).unwrap();
+    }
+    assert!(store.delete(b"first").unwrap());
+}
+
+/// What a copy with `cp --sparse=always` leaves of a file: blocks of zeros are holes, those in values and those behind the log's end.
+fn sparse(image: &Image, left: u64) -> (Arc<Asking>, Arc<AtomicBool>, Arc<Mutex<Room>>) {
+    let bytes = image.to_vec();
+    let blocks = (0..).zip(bytes.chunks(BLOCK as usize));
+    let holes = blocks.filter(|(_, block)| block.iter().all(|byte| *byte == 0)).map(|(n, _)| n);
+    file_on(recycled(image), Room { holes: holes.collect(), left, ..Room::default() })
+}
+
+#[test]
+fn a_sparse_copy_on_a_full_file_system_takes_no_write_that_there_is_no_room_for() {
+    let (mut done, mut refused) = ([0, 0], [0, 0]);
+    for (count, left) in (0..24).flat_map(|count| [(count, 0), (count, 10)]) {
+        for durability in [Durability::Sync, Durability::None] {
+            let device = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1)));
+            let clock = Arc::new(ManualClock::new(START));
+            let mut options = options(1);
+            options.clock = Arc::clone(&clock) as Arc<dyn Clock>;
+            options.durability = durability;
+            let store = support::open(&device, &options).unwrap();
+            // Of zeros, of none, and of zeros again; those of the first two count no more.
+            for number in 0..300 {
+                let value = [u8::from((100..220).contains(&number)); 1000];
+                store.put(&key(number % 100), &value).unwrap();
+            }
+            (0..count).for_each(|number| {
+                store.put(&key(number), &[3; 400]).unwrap();
+            });
+            store.close().unwrap();
+            drop(store);
+            let (device, is_full, _) = sparse(&device.image(), left);
+            is_full.store(true, Ordering::SeqCst);
+            let store = open(&device, &options);
+            let place = usize::from(left > 0);
+            for number in 0..100 {
+                let deleted = store.delete(&key(number)).and_then(|_| store.sync());
+                match deleted {
+                    Ok(()) => done[place] += 1,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::NoSpace, "{count}: {error}");
+                        refused[place] += 1;
+                    }
+                }
+            }
+            assert!(store.stats().read_only.is_none());
+            is_full.store(false, Ordering::SeqCst);
+            clock.advance(Duration::from_secs(1));
+            for number in 0..200 {
+                store.put(&key(number), &[9; 1000]).unwrap();
+            }
+            assert!(store.check().unwrap().is_sound());
+            store.close().unwrap();
+            drop(store);
+            assert_eq!(open(&device, &options).stats().items, 200);
+        }
+    }
+    println!("{done:?} done, {refused:?} refused");
+    assert!(done[0] > 0 && refused[0] > 0 && done[1] > done[0], "{done:?} {refused:?}");
 }

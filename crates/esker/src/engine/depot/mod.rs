@@ -301,6 +301,7 @@ impl Depot {
         });
         depot.adopt(&mut log)?;
         if !lenient {
+            depot.reserve_tail();
             depot.reserve_versions()?;
             depot.reserve_ahead();
         }
