@@ -200,6 +200,33 @@ fn room_that_the_first_segments_lack_is_found_in_others() {
     assert!(store.delete(b"first").unwrap());
 }
 
+#[test]
+fn an_open_needs_no_room() {
+    let (mut refused, mut done) = (0, 0);
+    for count in 0..40 {
+        let device = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1)));
+        let store = support::open(&device, &options(1)).unwrap();
+        (0..count).for_each(|number| {
+            store.put(&key(number), &[7; 400]).unwrap();
+        });
+        // Without a checkpoint.
+        drop(store);
+        let lacking = blank(&device.image());
+        let device = without_room_at(&device.image(), move |at| lacking.contains(&at));
+        let store = open(&device, &options(2));
+        (0..count).for_each(|number| assert!(store.get(&key(number)).unwrap().is_some()));
+        match store.delete(&key(0)) {
+            Ok(_) => done += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "of {count}: {error}");
+                refused += 1;
+            }
+        }
+        assert!(store.stats().read_only.is_none());
+    }
+    assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
+}
+
 /// What a copy with `cp --sparse=always` leaves of a file: blocks of zeros are holes, those in values and those behind the log's end.
 fn sparse(image: &Image, left: u64) -> (Arc<Asking>, Arc<AtomicBool>, Arc<Mutex<Room>>) {
     let bytes = image.to_vec();

@@ -154,7 +154,7 @@ impl Depot {
             // PERSIST: W4. Crash before: the header is what it was, but for that number.
             return self.device.flush(sites::ROLL_FLUSH);
         }
-        if self.segments.free_count() == 0 {
+        if self.known_room(1) == 0 {
             // Who makes room for the first record takes a segment with a header of its own.
             return Ok(());
         }

@@ -57,6 +57,24 @@ impl Depot {
         refused == TRIES
     }
 
+    /// Number of free segments for which there is room, those of the checkpoint among them; others are asked for theirs as long as these
+    /// are fewer than `wanted`, if there are so many.
+    pub(super) fn known_room(&self, wanted: usize) -> usize {
+        let mut refused = 0;
+        loop {
+            let known = self.segments.known();
+            if known >= wanted || self.segments.free_count() < wanted {
+                return known;
+            }
+            let Some(has_room) = self.ask_next(usize::MAX) else { return known };
+            refused += usize::from(!has_room);
+            if refused == TRIES {
+                refused = 0;
+                self.segments.lack_room();
+            }
+        }
+    }
+
     /// Asks for the room of one of the first `ahead` free segments; whether there was, or `None`: there is none to ask.
     fn ask_next(&self, ahead: usize) -> Option<bool> {
         let free = self.segments.to_ask(ahead)?;

@@ -99,6 +99,11 @@ impl Segments {
         self.free.lock().has_more_than(kept)
     }
 
+    /// Number of free segments for which the file system is known to have room, those of the checkpoint among them.
+    pub(in super::super) fn known(&self) -> usize {
+        self.free.lock().known().count()
+    }
+
     /// Whether the next segment that is taken is none of the checkpoint.
     pub(in super::super) fn is_next_known(&self) -> bool {
         self.free.lock().list.iter().any(|free| free.has_room)
