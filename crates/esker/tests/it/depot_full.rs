@@ -227,6 +227,30 @@ fn an_open_needs_no_room() {
     assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
 }
 
+#[test]
+fn a_cache_without_room_for_a_value_evicts_nothing_for_it() {
+    let device = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1)));
+    let mut options = options(1);
+    options.cache = true;
+    let store = support::open(&device, &options).unwrap();
+    (0..60).for_each(|number| {
+        store.put(&key(number), &[7; 1000]).unwrap();
+    });
+    store.close().unwrap();
+    let lacking = blank(&device.image()).split_off(10);
+    let device = without_room_at(&device.image(), move |at| lacking.contains(&at));
+    let store = open(&device, &options);
+    for _ in 0..3 {
+        // The cache of this size takes it.
+        let error = store.put(b"large", &vec![5; 300_000]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        let stats = store.stats();
+        assert_eq!((stats.evictions, stats.items), (0, 60));
+    }
+    store.put(b"less", &vec![5; 40_000]).unwrap();
+    assert!(store.get(b"less").unwrap().is_some());
+}
+
 /// What a copy with `cp --sparse=always` leaves of a file: blocks of zeros are holes, those in values and those behind the log's end.
 fn sparse(image: &Image, left: u64) -> (Arc<Asking>, Arc<AtomicBool>, Arc<Mutex<Room>>) {
     let bytes = image.to_vec();

@@ -109,6 +109,13 @@ impl Segments {
         self.free.lock().list.iter().any(|free| free.has_room)
     }
 
+    /// Number of segments that are holes, or may be.
+    pub(in super::super) fn lacking(&self) -> usize {
+        let free = self.free.lock();
+        let all = free.list.len() + free.checkpoint.len() + free.holes.len();
+        all - free.known().count()
+    }
+
     /// Whether anybody takes a segment.
     pub(in super::super) fn is_stuck(&self) -> bool {
         self.free.lock().is_stuck
