@@ -1,6 +1,7 @@
 //! `depot`: a file of which space was given back, on a file system that others filled meanwhile. Puts are refused in time; everything else
 //! goes on, also behind an open.
 
+use crate::checkpoint::of_checkpoints;
 use crate::client::Map;
 use crate::support::{self, SEGMENT_SIZE, START, options};
 use esker::{Durability, ErrorKind, Options, Store};
@@ -249,6 +250,37 @@ fn a_cache_without_room_for_a_value_evicts_nothing_for_it() {
     }
     store.put(b"less", &vec![5; 40_000]).unwrap();
     assert!(store.get(b"less").unwrap().is_some());
+}
+
+#[test]
+fn a_clean_stop_on_a_full_file_system_leaves_a_checkpoint() {
+    let (device, is_full, _) = file();
+    let mut options = options(1);
+    options.durability = Durability::None;
+    let store = open(&device, &options);
+    let put = |numbers: Range<u32>| {
+        numbers.for_each(|number| {
+            store.put(&key(number), b"").unwrap();
+        });
+    };
+    let newest = || {
+        let mut headers = of_checkpoints(&device.inner().image().to_vec());
+        let newest = headers.iter().map(|header| header.session_epoch).max();
+        headers.retain(|header| Some(header.session_epoch) == newest);
+        headers
+    };
+    put(0..3000);
+    assert!(store.checkpoint().unwrap());
+    let last = newest();
+    put(3000..12_000);
+    store.sync().unwrap();
+    assert!(store.trim().unwrap() > SIZE / 4);
+    is_full.store(true, Ordering::SeqCst);
+    store.close().unwrap();
+    assert_eq!(newest(), last, "it stands");
+    drop(store);
+    let store = open(&device, &options);
+    assert_eq!(store.stats().items, 12_000);
 }
 
 /// What a copy with `cp --sparse=always` leaves of a file: blocks of zeros are holes, those in values and those behind the log's end.
