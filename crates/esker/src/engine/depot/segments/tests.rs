@@ -237,3 +237,26 @@ fn a_store_is_crowded_as_soon_as_its_segments_are() {
         assert!(asked.is_crowded(99));
     }
 }
+
+/// Of what an open finds in use nobody knows whether a copy left it whole.
+#[test]
+fn a_segment_without_room_whose_header_is_valid_is_found_by_who_makes_headers_invalid() {
+    let segments = Segments::new(4, 8192, false);
+    segments.restore(ID, Use::Open, incarnation(7));
+    segments.seal(ID);
+    assert!(!segments.has_more_than(0) && segments.take().is_none());
+    let asked = segments.to_ask(1).unwrap();
+    assert_eq!((asked.id, segments.free_count()), (ID, 1), "it stays on the list");
+    segments.asked(asked, false);
+    assert_eq!((segments.free_count(), segments.hole_count()), (0, 1));
+    let stale = segments.take_stale().unwrap();
+    segments.put_back(Free { stale: false, ..stale });
+    // Whoever asked before is late: it may have been given back.
+    segments.asked(asked, true);
+    assert!(!segments.has_more_than(0));
+    let asked = segments.to_ask(1).unwrap();
+    assert_eq!(segments.free_count(), 0, "somebody has it");
+    segments.asked(asked, true);
+    assert!(segments.has_more_than(0));
+    assert_eq!(segments.take().map(|free| free.id), Some(ID));
+}
