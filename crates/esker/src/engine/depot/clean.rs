@@ -152,6 +152,10 @@ impl Depot {
             if full && (are_more || self.fill_holes()) {
                 continue;
             }
+            if self.segments.is_stuck() {
+                // Nobody may take what came free.
+                break;
+            }
             let freed = full && self.free_one(cleaner, urgency)?.is_some();
             if !freed && looks > 0 && self.look_further(cleaner)? {
                 looks -= 1;
