@@ -2,7 +2,7 @@
 
 use crate::backup;
 use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
-use esker::{ErrorKind, Store, repair_on};
+use esker::{Durability, ErrorKind, Store, repair_on};
 use esker_base::Error;
 use esker_media::BlockDevice;
 use esker_media::sim::{Act, Asking, Image, Initial, SimArchive, SimBlock, SimBlockOptions};
@@ -202,7 +202,12 @@ fn a_copy_of_a_header_that_is_missing_is_written_anew() {
 #[test]
 fn a_copy_of_a_header_that_cannot_be_written_anew_keeps_no_store_from_being_read() {
     let (image, keys) = filled();
-    for place in headers(&image).concat() {
+    let places = headers(&image).concat();
+    // Of `None`, the open writes the header anew in whose segment the log goes on.
+    let durabilities = [Durability::Sync, Durability::None];
+    for (place, durability) in places.iter().flat_map(|at| durabilities.map(|how| (*at, how))) {
+        let mut options = options(13);
+        options.durability = durability;
         let mut without = image.clone();
         without.write(place, &[0; 512]);
         let device = Asking::new(reopened(&without), move |call| match call.act {
@@ -211,7 +216,7 @@ fn a_copy_of_a_header_that_cannot_be_written_anew_keeps_no_store_from_being_read
             }
             _ => Ok(()),
         });
-        let store = Store::open_on(device as Arc<dyn BlockDevice>, &options(13)).unwrap();
+        let store = Store::open_on(device as Arc<dyn BlockDevice>, &options).unwrap();
         assert_eq!(count(&store, &keys), keys.len());
         store.forget();
     }

@@ -150,7 +150,7 @@ impl Depot {
         }
         if let Some(tail) = tail {
             let incarnation = self.segments.incarnation(tail.segment);
-            self.write_header(tail.segment, incarnation, self.session_epoch)?;
+            self.renew_header(tail.segment, incarnation)?;
             // PERSIST: W4. Crash before: the header is what it was, but for that number.
             return self.device.flush(sites::ROLL_FLUSH);
         }
