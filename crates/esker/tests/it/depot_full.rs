@@ -2,7 +2,7 @@
 //! goes on, also behind an open.
 
 use crate::checkpoint::of_checkpoints;
-use crate::client::Map;
+use crate::client::{Map, cut};
 use crate::support::{self, SEGMENT_SIZE, START, options};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::Error;
@@ -226,6 +226,37 @@ fn an_open_needs_no_room() {
         assert!(store.stats().read_only.is_none());
     }
     assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
+}
+
+/// Room for a header that tells which versions are given comes with the first write.
+#[test]
+fn versions_given_behind_an_open_without_room_are_not_given_again() {
+    for durability in [Durability::None, Durability::Periodic(Duration::from_secs(3600))] {
+        for count in 0..40 {
+            let device = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1)));
+            let store = support::open(&device, &options(1)).unwrap();
+            (0..count).for_each(|number| {
+                store.put(&key(number), &[7; 400]).unwrap();
+            });
+            drop(store);
+            let (lacking, is_full) = (blank(&device.image()), Arc::new(AtomicBool::new(true)));
+            let full = Arc::clone(&is_full);
+            let device = without_room_at(&device.image(), move |at| {
+                full.load(Ordering::SeqCst) && lacking.contains(&at)
+            });
+            let mut options = options(2);
+            options.durability = durability;
+            let store = open(&device, &options);
+            is_full.store(false, Ordering::SeqCst);
+            let seen = store.put(b"key", b"value").unwrap();
+            let image = cut(device.inner(), false);
+            store.forget();
+            let store = support::open(&recycled(&image), &options).unwrap();
+            let next = store.put(b"key", b"other").unwrap();
+            assert!(next > seen, "of {count}: {next:?} behind {seen:?}");
+            store.forget();
+        }
+    }
 }
 
 #[test]
