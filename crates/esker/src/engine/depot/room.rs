@@ -87,25 +87,25 @@ impl Depot {
     }
 
     /// Asks for the room of what is left of the segment in which the log goes on: an open finds it as somebody may have copied it. Without
-    /// that room it goes on elsewhere, once there is room for summary and trailer; until then nobody takes a segment. True: it goes on.
+    /// that room it goes on elsewhere, once there is room for summary and trailer; until then nobody takes a segment. These are asked
+    /// first: what is refused may have taken all that there was. True: it goes on.
     pub(super) fn reserve_tail(&self) -> bool {
         let Some(tail) = self.log.lock().tail else { return true };
         let base = self.layout.segment_offset(tail.segment);
         let has_room = |at, size| !self.lacks_room(base + at, size);
-        let goes_on = !tail.ends && has_room(0, self.layout.segment_size);
         let summary = self.layout.blocks(BATCH_HEADER_SIZE as u64 + tail.summary);
-        let ends = || {
-            has_room(tail.position, summary) && has_room(self.layout.trailer(), self.layout.block)
-        };
-        let is_stuck = !goes_on && !ends();
+        let ends =
+            has_room(tail.position, summary) && has_room(self.layout.trailer(), self.layout.block);
+        let rest = self.layout.segment_size.saturating_sub(tail.position);
+        let goes_on = ends && !tail.ends && has_room(tail.position, rest);
         if !goes_on && let Some(tail) = &mut self.log.lock().tail {
             tail.ends = true;
         }
-        if is_stuck {
+        if !ends && !self.segments.is_stuck() {
             tracing::warn!("the file system has no room for the segment in which the log goes on");
         }
-        self.segments.set_stuck(is_stuck);
-        !is_stuck
+        self.segments.set_stuck(!ends);
+        ends
     }
 
     /// Asks for the room of a hole, of each in turn and now and then; true if there is more now than there was.
