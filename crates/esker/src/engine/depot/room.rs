@@ -34,17 +34,23 @@ impl Depot {
         self.segments.reserve_of_puts() + 1
     }
 
-    /// Takes a segment for which there is room with `take`; `None` if there is none.
+    /// Takes a segment for which there is room with `take`; `None` if there is none. Says nothing: the caller may have the log's state.
     pub(super) fn with_room(&self, take: impl Fn() -> Option<Free>) -> Option<Free> {
         if !self.segments.is_next_known() {
             // Before one of the checkpoint is taken.
-            self.reserve_ahead();
+            self.ask_ahead();
         }
         take()
     }
 
     /// Asks for the room of the segments that come next. True: of some there is none, and others are to be asked.
     pub(super) fn reserve_ahead(&self) -> bool {
+        let are_more = self.ask_ahead();
+        self.tell_holes();
+        are_more
+    }
+
+    fn ask_ahead(&self) -> bool {
         let mut refused = 0;
         while refused < TRIES
             && let Some(has_room) = self.ask_next(self.room_ahead())
@@ -60,6 +66,12 @@ impl Depot {
     /// Number of free segments for which there is room, those of the checkpoint among them; others are asked for theirs as long as these
     /// are fewer than `wanted`, if there are so many.
     pub(super) fn known_room(&self, wanted: usize) -> usize {
+        let known = self.ask_for(wanted);
+        self.tell_holes();
+        known
+    }
+
+    fn ask_for(&self, wanted: usize) -> usize {
         let mut refused = 0;
         loop {
             let known = self.segments.known();
@@ -79,11 +91,15 @@ impl Depot {
     fn ask_next(&self, ahead: usize) -> Option<bool> {
         let free = self.segments.to_ask(ahead)?;
         let has_room = self.has_room_for(free);
-        if !has_room && self.segments.hole_count() == 0 {
-            tracing::warn!("the file system has no room for free segments");
-        }
         self.segments.asked(free, has_room);
         Some(has_room)
+    }
+
+    /// Without the log's state: who hears it may take his time, or worse.
+    fn tell_holes(&self) {
+        if self.segments.take_untold() {
+            tracing::warn!("the file system has no room for free segments");
+        }
     }
 
     /// Asks for the room of what is left of the segment in which the log goes on: an open finds it as somebody may have copied it. Without

@@ -51,6 +51,8 @@ pub(super) struct FreeList {
     checkpoint: VecDeque<Free>,
     /// Segments for which there was no room when it was asked for.
     holes: VecDeque<Free>,
+    /// There are holes where there were none, and nobody was told.
+    are_untold: bool,
     /// How many were taken to be put back.
     borrowed: usize,
     /// Nobody takes a segment: there is no room for the end of the one that the log would leave.
@@ -237,6 +239,7 @@ impl Segments {
                 all.list.insert(known, Free { has_room, trimmed: false, ..asked });
                 return;
             }
+            all.are_untold |= all.holes.is_empty();
             all.holes.push_back(Free { was_refused: true, ..asked });
         }
         self.forget_roomy();
@@ -280,6 +283,11 @@ impl Segments {
         } else {
             all.holes.push_back(hole);
         }
+    }
+
+    /// Whether there are holes where there were none, once.
+    pub(in super::super) fn take_untold(&self) -> bool {
+        std::mem::take(&mut self.free.lock().are_untold)
     }
 
     /// Number of holes.
