@@ -2,9 +2,12 @@
 
 use crate::client::cut;
 use crate::support::{DEVICE_SIZE, get, open, options};
-use esker::{Durability, Options, Store};
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use esker::{Durability, ErrorKind, Options, Store};
+use esker_base::Error;
+use esker_media::BlockDevice;
+use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const PERIODIC: Durability = Durability::Periodic(Duration::from_secs(1));
@@ -112,4 +115,54 @@ fn a_clean_stop_keeps_what_there_is() {
         let store = open(&self::device(Some(image)), &cache_options(7, Durability::None)).unwrap();
         assert_eq!(get(&store, "key"), Some(b"after".to_vec()), "it was durable");
     }
+}
+
+/// Whatever fails, and whoever writes the end of a session that never began.
+#[test]
+fn an_open_that_fails_leaves_the_doubt() {
+    let cache = cache_options(1, Durability::None);
+    let killed = device(None);
+    let store = open(&killed, &cache).unwrap();
+    (0..30_u32).for_each(|n| {
+        store.put(&n.to_be_bytes(), &[1; 300]).unwrap();
+    });
+    store.put(b"key", b"old").unwrap();
+    assert!(store.checkpoint().unwrap());
+    (0..8_u32).for_each(|n| {
+        store.put(&n.to_be_bytes(), &[2; 300]).unwrap();
+    });
+    store.sync().unwrap();
+    store.put(b"key", b"new").unwrap();
+    let image = cut(&killed, false);
+    store.forget();
+    let mut failed = 0;
+    for (kind, durability) in [ErrorKind::Io, ErrorKind::NoSpace]
+        .into_iter()
+        .flat_map(|kind| [(kind, Durability::None), (kind, Durability::Sync)])
+    {
+        for failing in 0.. {
+            let inner = device(Some(image.clone()));
+            let calls = Arc::<AtomicU64>::default();
+            let counted = Arc::clone(&calls);
+            let asking = Asking::new(Arc::clone(&inner), move |_| {
+                let is_it = counted.fetch_add(1, Ordering::SeqCst) == failing;
+                if is_it { Err(Error::new(kind, "fail a call")) } else { Ok(()) }
+            });
+            let options = cache_options(2, durability);
+            match Store::open_on(asking as Arc<dyn BlockDevice>, &options) {
+                Ok(store) => {
+                    assert_eq!(get(&store, "key"), None);
+                    store.forget();
+                    if calls.load(Ordering::SeqCst) <= failing {
+                        break;
+                    }
+                }
+                Err(_) => failed += 1,
+            }
+            let store = open(&inner, &options).unwrap();
+            assert_eq!(get(&store, "key"), None, "{kind:?}, {durability:?}, call {failing}");
+            store.forget();
+        }
+    }
+    assert!(failed > 20, "{failed}");
 }

@@ -21,7 +21,7 @@ const ROUNDS: u32 = 12;
 fn write_over(store: &Store, name: u64, seed: u64, stop: &Cell<bool>) {
     let mut rng = Rng::from_seed(seed);
     while !stop.get() {
-        let key = format!("{name}/{}", rng.below(12));
+        let key = format!("{name}/{}", rng.below(8));
         let mut value = vec![7; if rng.chance(1, 12) { 2500 } else { rng.index(600) }];
         rng.fill(&mut value);
         store.put(key.as_bytes(), &value).unwrap();

@@ -2,9 +2,10 @@
 
 use crate::backup;
 use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
-use esker::{ErrorKind, Store, repair_on};
+use esker::{Durability, ErrorKind, Store, repair_on};
+use esker_base::Error;
 use esker_media::BlockDevice;
-use esker_media::sim::{Image, Initial, SimArchive, SimBlock, SimBlockOptions};
+use esker_media::sim::{Act, Asking, Image, Initial, SimArchive, SimBlock, SimBlockOptions};
 use std::sync::Arc;
 
 const HEADER_START: [u8; 4] = *b"ESKS";
@@ -194,6 +195,30 @@ fn a_copy_of_a_header_that_is_missing_is_written_anew() {
         assert_eq!(count(&store, &keys), keys.len());
         store.forget();
         assert_eq!(copies(&device.image()), all, "{place}");
+    }
+}
+
+/// A place that can be read, and not be written to.
+#[test]
+fn a_copy_of_a_header_that_cannot_be_written_anew_keeps_no_store_from_being_read() {
+    let (image, keys) = filled();
+    let places = headers(&image).concat();
+    // Of `None`, the open writes the header anew in whose segment the log goes on.
+    let durabilities = [Durability::Sync, Durability::None];
+    for (place, durability) in places.iter().flat_map(|at| durabilities.map(|how| (*at, how))) {
+        let mut options = options(13);
+        options.durability = durability;
+        let mut without = image.clone();
+        without.write(place, &[0; 512]);
+        let device = Asking::new(reopened(&without), move |call| match call.act {
+            Act::Write if call.range.contains(&place) => {
+                Err(Error::new(ErrorKind::Io, "write").at(place, 512))
+            }
+            _ => Ok(()),
+        });
+        let store = Store::open_on(device as Arc<dyn BlockDevice>, &options).unwrap();
+        assert_eq!(count(&store, &keys), keys.len());
+        store.forget();
     }
 }
 

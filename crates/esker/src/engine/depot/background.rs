@@ -136,6 +136,7 @@ impl Depot {
                 id,
                 prepared: is_ready,
                 has_room: is_ready,
+                was_refused: false,
                 stale: false,
                 trimmed: false,
                 after: Version(0),

@@ -257,11 +257,13 @@ impl Depot {
         tempo: Option<Tempo>,
     ) -> Result<bool> {
         let mut end = self.cover()?;
-        let free = self.segments.free_count();
-        // Where there is much room, nobody need know how much it takes.
-        let about = 2 * self.checkpoint_segments();
-        let has_room = free.saturating_sub(kept + more) >= about;
-        let needed = if has_room { about } else { self.segments_for(&end)? };
+        // Where there is much room, nobody need know how much it takes. What may be none is none: it would cost the last checkpoint.
+        let mut needed = 2 * self.checkpoint_segments();
+        let mut free = self.known_room(needed + kept + more);
+        if free < needed + kept + more {
+            needed = self.segments_for(&end)?;
+            free = self.known_room(needed + kept + more);
+        }
         if free < needed + kept + more {
             tracing::warn!(
                 needed,

@@ -140,7 +140,7 @@ impl Depot {
         let mut looks = self.looks_of_a_writer();
         cleaner.unread.begin_round();
         while tries < limit {
-            self.reserve_ahead();
+            let are_more = self.reserve_ahead();
             if self.has_room(kept) {
                 return Ok(());
             }
@@ -149,8 +149,12 @@ impl Depot {
             let full = !self.segments.has_more_than(kept);
             // A backup that ends meanwhile leaves segments to clean.
             let held = full && self.segments.is_holding();
-            if full && self.fill_holes() {
+            if full && (are_more || self.fill_holes()) {
                 continue;
+            }
+            if self.segments.is_stuck() {
+                // Nobody may take what came free.
+                break;
             }
             let freed = full && self.free_one(cleaner, urgency)?.is_some();
             if !freed && looks > 0 && self.look_further(cleaner)? {
@@ -176,6 +180,9 @@ impl Depot {
         let (all, holes) = (self.layout.segment_count, self.segments.hole_count());
         Err(match (cleaner.unread.error(), holes) {
             (Some(error), _) => full.source(error.clone()),
+            _ if self.segments.is_stuck() => {
+                full.context("the file system has no room for the segment in which the log goes on")
+            }
             (None, 0) => full.context(format!("all {all} segments hold live records")),
             (None, _) => full.context(format!(
                 "the file system has no room for {holes} of {all} segments: the others hold live records"

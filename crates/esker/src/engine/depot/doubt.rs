@@ -7,6 +7,7 @@
 //! # Invariants
 //! - Q1: before a write that goes to memory first is visible, the superblock says durably that the cache is in doubt.
 //! - Q2: it says so no more only when everything is durable that clients were told.
+//! - Q3: where a crash left doubt, it says so until what was there is forgotten durably: an open that fails before leaves it said.
 //!
 //! # Concurrency
 //! Who writes first says it; others wait for that. Without stripes and without the log's state.
@@ -27,12 +28,16 @@ pub(super) struct Doubt {
     may_be: bool,
     /// Whether the superblock says so.
     is_said: AtomicBool,
+    /// Whether what a crash left is still there.
+    is_to_forget: AtomicBool,
     saying: Mutex<()>,
 }
 
 impl Doubt {
-    pub(super) fn new(may_be: bool, is_said: bool) -> Doubt {
-        Doubt { may_be, is_said: AtomicBool::new(is_said), saying: Mutex::default() }
+    /// `was_in_doubt`: a crash left doubt, and the superblock says so.
+    pub(super) fn new(may_be: bool, was_in_doubt: bool) -> Doubt {
+        let [is_said, is_to_forget] = [was_in_doubt; 2].map(AtomicBool::new);
+        Doubt { may_be, is_said, is_to_forget, saying: Mutex::default() }
     }
 
     /// Whether a write has to wait until the superblock says it.
@@ -60,7 +65,9 @@ impl Depot {
     /// Q2. Everything is durable, and nobody writes.
     pub(super) fn end_doubt(&self) -> Result<()> {
         let _turn = self.doubt.saying.lock();
-        if !self.doubt.is_said.load(Ordering::Acquire) {
+        // Q3.
+        let is_early = self.doubt.is_to_forget.load(Ordering::Acquire);
+        if is_early || !self.doubt.is_said.load(Ordering::Acquire) {
             return Ok(());
         }
         // PERSIST: last.
@@ -78,6 +85,7 @@ impl Depot {
         );
         self.clear_records()?;
         self.flush_published()?;
+        self.doubt.is_to_forget.store(false, Ordering::Release);
         self.end_doubt()
     }
 }

@@ -200,7 +200,7 @@ impl Depot {
     /// them, nothing is too much.
     pub(super) fn unexpired_bytes_beside(&self, more: u64, room: u64) -> u64 {
         let live = self.segments.live().1;
-        if live + more <= room {
+        if live.saturating_add(more) <= room {
             return live;
         }
         match self.segments.unknown(&[]) {

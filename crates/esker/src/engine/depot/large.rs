@@ -65,13 +65,24 @@ impl Depot {
     /// Refuses large values of so many bytes together for which there is no room.
     pub(super) fn check_room_for_large(&self, bytes: u64) -> Result<()> {
         // A cache makes room for what is not most of it.
-        let room = self.layout.room(self.segments.kept_of_live(self.superblock.cache));
-        let (live, room) = if self.superblock.cache {
-            (0, room / 2)
-        } else {
-            (self.unexpired_bytes_beside(bytes, room), room)
+        let share = if self.superblock.cache { 2 } else { 1 };
+        let kept = self.segments.kept_of_live(self.superblock.cache);
+        let room_beside = |lacking: usize| self.layout.room(kept + lacking) / share;
+        let room = room_beside(self.segments.hole_count());
+        let live = match self.superblock.cache {
+            true => 0,
+            false => self.unexpired_bytes_beside(bytes, room),
         };
-        if live + bytes > room {
+        let all = live.saturating_add(bytes);
+        if all <= room {
+            // What may be holes is asked, as far as it takes.
+            let more = all.saturating_sub(room_beside(self.segments.lacking())) * share;
+            let more = usize::try_from(more.div_ceil(self.layout.batch_max())).unwrap_or(0);
+            let wanted = self.segments.known() + more;
+            self.known_room(wanted.min(self.segments.free_count()));
+        }
+        let room = room_beside(self.segments.hole_count());
+        if all > room {
             let [bytes, room, left] =
                 [bytes, room, room.saturating_sub(live)].map(format_size_bytes);
             let words = match self.superblock.cache {

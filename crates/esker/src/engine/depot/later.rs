@@ -32,8 +32,8 @@ use super::read::{Bytes, Fetched};
 use super::segments::Segments;
 use super::{Depot, sites};
 use crate::options::Durability;
-use esker_base::Result;
 use esker_base::ids::{SegmentId, Sequence, Version};
+use esker_base::{ErrorKind, Result};
 use esker_format::depot::{LargeRef, RecordKind, RecordMeta, Stream, VersionForm};
 use esker_index::Link;
 use esker_trt::sync::Mutex;
@@ -120,6 +120,8 @@ pub(super) enum Later {
     Busy,
     /// The segments are full: clean until more than so many are free, and come again.
     NoRoom(usize),
+    /// The open found no room for a segment in which the log begins: begin it and come again.
+    Unbegun,
 }
 
 impl Depot {
@@ -150,18 +152,36 @@ impl Depot {
         }
         if let Some(tail) = tail {
             let incarnation = self.segments.incarnation(tail.segment);
-            self.write_header(tail.segment, incarnation, self.session_epoch)?;
+            self.renew_header(tail.segment, incarnation)?;
             // PERSIST: W4. Crash before: the header is what it was, but for that number.
             return self.device.flush(sites::ROLL_FLUSH);
         }
-        if self.segments.free_count() == 0 {
-            // Who makes room for the first record takes a segment with a header of its own.
+        if self.known_room(1) == 0 {
+            // Who makes room for the first record takes a segment with a header of its own, durable before that.
             return Ok(());
         }
         let first = Sequence(self.log.next_version().0);
         let begun = self.begin_log(first)?;
         self.log.lock().tail = Some(begun);
         Ok(())
+    }
+
+    /// Begins a log for which an open found no room (W4).
+    pub(super) fn begin_later(&self) -> Result<()> {
+        let _writer = self.log.unwritten.writer.lock();
+        let is_begun = {
+            let state = self.log.lock();
+            state.refuse()?;
+            state.tail.is_some() || state.pieces.forming.is_some()
+        };
+        if is_begun {
+            return Ok(());
+        }
+        self.reserve_versions().map_err(|error| match error.kind() {
+            // Others were faster.
+            ErrorKind::NoSpace => error,
+            _ => self.poison(&error),
+        })
     }
 
     /// Appends records to the piece that forms and enters them in the index; `published` has the
@@ -191,8 +211,8 @@ impl Depot {
                     self.end_piece(state);
                     closed = true;
                 }
-                if let Some(kept) = self.begin_piece(state, items)? {
-                    return Ok(Later::NoRoom(kept));
+                if let Some(first) = self.begin_piece(state, items)? {
+                    return Ok(first);
                 }
             }
         };
@@ -254,8 +274,8 @@ impl Depot {
         Some(Placed { segment, first, more })
     }
 
-    /// Starts a piece that these records fit; `Some` number of segments to keep if there is no room.
-    fn begin_piece(&self, state: &mut State, items: &[Item<'_>]) -> Result<Option<usize>> {
+    /// Starts a piece that these records fit; or says what is to be done first.
+    fn begin_piece(&self, state: &mut State, items: &[Item<'_>]) -> Result<Option<Later>> {
         let first = Sequence(state.next_version().0);
         let batch = Batch::new(&self.pool, &self.layout, first, VersionForm::Distance);
         let shapes = items.iter().map(|item| batch.shape(&item.meta, item.key, item.value));
@@ -264,7 +284,10 @@ impl Depot {
         if !self.fits(state.tail.as_ref(), need, first) {
             let kept = self.kept_for(items);
             if !self.has_room(kept) {
-                return Ok(Some(kept));
+                return Ok(Some(Later::NoRoom(kept)));
+            }
+            if state.tail.is_none() {
+                return Ok(Some(Later::Unbegun));
             }
         }
         let plan = self.begin_place(Stream::Fresh, &mut state.tail, need, first)?;

@@ -305,6 +305,7 @@ impl Depot {
         });
         depot.adopt(&mut log)?;
         if !lenient {
+            depot.reserve_tail();
             depot.reserve_versions()?;
             depot.reserve_ahead();
         }
@@ -492,8 +493,10 @@ fn mend_copies(
         block.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         // PERSIST: the other copy stays as it is; durable with what recovery found.
         match device.write_at(sites::ROLL_WRITE, *offset, &[IoSlice::new(&block)]) {
-            // On another day.
-            Err(error) if error.kind() == ErrorKind::NoSpace => tracing::warn!(%error, "not now"),
+            // On another day: the other one tells what this one would.
+            Err(error) if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Io) => {
+                tracing::warn!(%error, "not now");
+            }
             done => done?,
         }
     }

@@ -339,6 +339,30 @@ impl Depot {
         incarnation: Incarnation,
         session_epoch: SegmentEpoch,
     ) -> Result<()> {
+        self.header_writes(id, incarnation, session_epoch).collect()
+    }
+
+    /// Writes the copies of a segment's header anew of which one at least is valid: one tells what both would.
+    pub(super) fn renew_header(&self, id: SegmentId, incarnation: Incarnation) -> Result<()> {
+        let writes = self.header_writes(id, incarnation, self.session_epoch);
+        let (written, failed): (Vec<_>, Vec<_>) = writes.partition(Result::is_ok);
+        for error in failed.into_iter().filter_map(Result::err) {
+            let is_of_place = matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Io);
+            if written.is_empty() || !is_of_place {
+                return Err(error);
+            }
+            tracing::warn!(%error, segment = id.0, "a header's copy stays as it was");
+        }
+        Ok(())
+    }
+
+    /// Writes a copy of a header with each step.
+    fn header_writes(
+        &self,
+        id: SegmentId,
+        incarnation: Incarnation,
+        session_epoch: SegmentEpoch,
+    ) -> impl Iterator<Item = Result<()>> {
         let header = SegmentHeader {
             segment_id: id,
             stream: incarnation.stream,
@@ -355,10 +379,9 @@ impl Depot {
             head.copy_from_slice(&bytes);
         }
         let base = self.layout.segment_offset(id);
-        for at in [base, base + self.layout.header_copy()] {
-            self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&block)])?;
-        }
-        Ok(())
+        let places = [base, base + self.layout.header_copy()];
+        let write = move |at| self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&block)]);
+        places.into_iter().map(write)
     }
 
     /// Writes the summary of a segment, and the trailer that says where it is. All records below `durable` are.

@@ -79,6 +79,8 @@ struct Segment {
     killed_by: AtomicU64,
     /// One more than the epoch in which it is not to be cleaned.
     aside: AtomicU64,
+    /// The file system is known to have room for all of it: it was taken into use since the store was opened.
+    has_room: AtomicBool,
     /// There were items here: of a cache's moved records, those that a repair moved. All others are notes of evictions.
     items: AtomicBool,
     /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
@@ -338,6 +340,7 @@ impl Segments {
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.grown.fetch_add(1, Ordering::Relaxed);
         self.restore(id, Use::Open, incarnation);
+        self.note_room(id);
         self.begin_known(id);
     }
 
@@ -346,6 +349,17 @@ impl Segments {
         // S2.
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.restore(id, Use::Free, incarnation);
+        self.note_room(id);
+    }
+
+    fn note_room(&self, id: SegmentId) {
+        if let Some(segment) = self.get(id) {
+            segment.has_room.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn has_known_room(&self, id: SegmentId) -> bool {
+        self.get(id).is_some_and(|segment| segment.has_room.load(Ordering::Relaxed))
     }
 
     /// Marks a full segment; frees it if all its records are dead already.
@@ -402,7 +416,7 @@ impl Segments {
         tests::before_free();
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
-            let free = Free { after, ..Free::stale(id) };
+            let free = Free { after, ..Free::stale(id, segment.has_room.load(order)) };
             if let Some(free) = held.pass(free) {
                 self.push_free(free);
             }

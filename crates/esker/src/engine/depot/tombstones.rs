@@ -313,6 +313,8 @@ impl Depot {
         // A discarded segment may lose any part of its content at once: nobody may look for records
         // there, and whatever made them dead must be durable.
         self.blank_stale()?;
+        // Behind that, those that are to have room are the first again.
+        self.reserve_ahead();
         let (size, kept) = (self.layout.segment_size, kept.max(self.room_ahead()));
         let mut bytes = 0;
         // One after the other: what is not on the list is not there for those who were promised a place.

@@ -202,6 +202,7 @@ impl Depot {
             }
             Later::Unsaid => self.say_doubt()?,
             Later::Busy => self.write_full(true)?,
+            Later::Unbegun => self.begin_later()?,
             Later::NoRoom(kept) => {
                 // It may have ended one.
                 self.have_full_written()?;
@@ -369,6 +370,7 @@ impl Depot {
                 Later::Done(..) => return self.write_full(false),
                 Later::Unsaid => self.say_doubt()?,
                 Later::Busy => self.write_full(true)?,
+                Later::Unbegun => self.begin_later()?,
                 Later::NoRoom(kept) => {
                     self.write_full(false)?;
                     self.make_room_with(cleaner, kept)?;

@@ -110,7 +110,8 @@ impl Segments {
 
     /// Live bytes of all segments that have not expired by `now`, in Unix seconds.
     pub(in super::super) fn unexpired_bytes(&self, now: u64) -> u64 {
-        let expired = self.segments.iter().map(|segment| segment.expired_bytes(now)).sum();
+        let expired = self.segments.iter().map(|segment| segment.expired_bytes(now));
+        let expired = expired.fold(0, u64::saturating_add);
         self.live().1.saturating_sub(expired)
     }
 }

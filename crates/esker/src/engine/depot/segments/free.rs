@@ -2,6 +2,8 @@
 //! of the checkpoint: it costs nothing as long as there is something else to take.
 //!
 //! Holes are on a list of their own, and count as little as if there were no such segments: the file system has no room for them.
+//! Whoever asks for the room of a segment takes it off its list meanwhile. A stale one stays there: who makes headers invalid is to
+//! find it, and nothing that is asked for in vain is given back of it.
 //!
 //! # Concurrency
 //! One short lock, the innermost.
@@ -19,6 +21,8 @@ pub(in super::super) struct Free {
     pub(in super::super) prepared: bool,
     /// The file system is known to have room for all of it.
     pub(in super::super) has_room: bool,
+    /// It was asked for that in vain, once at least.
+    pub(in super::super) was_refused: bool,
     /// Its header on media is still valid: recovery would read its records, all of them dead.
     pub(in super::super) stale: bool,
     /// The device was told that it is not needed.
@@ -30,9 +34,14 @@ pub(in super::super) struct Free {
 
 impl Free {
     /// A segment whose header is valid, and whose records are all dead.
-    pub(super) fn stale(id: SegmentId) -> Free {
-        let (prepared, has_room, stale, trimmed) = (true, true, true, false);
-        Free { id, prepared, has_room, stale, trimmed, after: Version(0) }
+    pub(super) fn stale(id: SegmentId, has_room: bool) -> Free {
+        let (prepared, was_refused, stale, trimmed) = (true, false, true, false);
+        Free { id, prepared, has_room, was_refused, stale, trimmed, after: Version(0) }
+    }
+
+    /// Whether it is a stale one for which there may be no room.
+    fn may_be_asked_in_place(&self) -> bool {
+        self.stale && !self.has_room
     }
 }
 
@@ -40,22 +49,36 @@ impl Free {
 pub(super) struct FreeList {
     list: VecDeque<Free>,
     checkpoint: VecDeque<Free>,
-    /// Segments for which there was no room when it was asked for; none of them is stale.
+    /// Segments for which there was no room when it was asked for.
     holes: VecDeque<Free>,
+    /// There are holes where there were none, and nobody was told.
+    are_untold: bool,
     /// How many were taken to be put back.
     borrowed: usize,
+    /// Nobody takes a segment: there is no room for the end of the one that the log would leave.
+    is_stuck: bool,
     /// Taken from here while their headers were valid, and not known to have a new one: a crash brings back what they held.
     renewed: Vec<SegmentId>,
 }
 
 impl FreeList {
     fn has_more_than(&self, kept: usize) -> bool {
-        let known = self.list.iter().filter(|free| free.has_room).take(kept + 1).count();
-        known + self.checkpoint.len() > kept
+        !self.is_stuck && self.known().take(kept + 1).count() > kept
+    }
+
+    fn known(&self) -> impl Iterator<Item = &Free> {
+        self.list.iter().chain(&self.checkpoint).filter(|free| free.has_room)
     }
 
     fn take(&mut self) -> Option<Free> {
-        let free = self.list.pop_front().or_else(|| self.checkpoint.pop_front());
+        if self.is_stuck {
+            return None;
+        }
+        let first = |list: &mut VecDeque<Free>| {
+            let place = list.iter().position(|free| free.has_room)?;
+            list.remove(place)
+        };
+        let free = first(&mut self.list).or_else(|| first(&mut self.checkpoint));
         self.renewed.extend(free.filter(|free| free.stale).map(|free| free.id));
         free
     }
@@ -78,14 +101,41 @@ impl Segments {
         self.free.lock().has_more_than(kept)
     }
 
+    /// Number of free segments for which the file system is known to have room, those of the checkpoint among them.
+    pub(in super::super) fn known(&self) -> usize {
+        self.free.lock().known().count()
+    }
+
+    /// Whether the next segment that is taken is none of the checkpoint.
+    pub(in super::super) fn is_next_known(&self) -> bool {
+        self.free.lock().list.iter().any(|free| free.has_room)
+    }
+
+    /// Number of segments that are holes, or may be.
+    pub(in super::super) fn lacking(&self) -> usize {
+        let free = self.free.lock();
+        let all = free.list.len() + free.checkpoint.len() + free.holes.len();
+        all - free.known().count()
+    }
+
+    /// Whether anybody takes a segment.
+    pub(in super::super) fn is_stuck(&self) -> bool {
+        self.free.lock().is_stuck
+    }
+
+    /// Says whether there is no room for the end of the segment that the log would leave.
+    pub(in super::super) fn set_stuck(&self, is_stuck: bool) {
+        self.free.lock().is_stuck = is_stuck;
+    }
+
     /// Puts a segment on the free list that holds nothing of this store.
     pub(in super::super) fn add_free(&self, id: SegmentId, prepared: bool) {
-        self.push_free(Free { prepared, has_room: prepared, stale: false, ..Free::stale(id) });
+        self.push_free(Free { prepared, stale: false, ..Free::stale(id, prepared) });
     }
 
     /// Puts a segment on the free list whose header is valid, and whose records are all dead.
     pub(in super::super) fn add_stale(&self, id: SegmentId) {
-        self.push_free(Free::stale(id));
+        self.push_free(Free::stale(id, self.has_known_room(id)));
     }
 
     /// Puts a segment at the end of the free list.
@@ -110,7 +160,7 @@ impl Segments {
         self.free.lock().borrowed > 0
     }
 
-    /// Takes the next free segment; it keeps its old salt until [`Segments::open`].
+    /// Takes the next free segment for which there is room; it keeps its old salt until [`Segments::open`].
     pub(in super::super) fn take(&self) -> Option<Free> {
         self.free.lock().take()
     }
@@ -134,7 +184,8 @@ impl Segments {
     /// The checkpoint stands in these segments, which are on no list; the one before is none any more.
     pub(in super::super) fn keep_checkpoint(&self, segments: &[SegmentId]) {
         let mut free = self.free.lock();
-        let new = segments.iter().copied().map(Free::stale).collect();
+        let stale = |id: &SegmentId| Free::stale(*id, self.has_known_room(*id));
+        let new = segments.iter().map(stale).collect();
         let old = std::mem::replace(&mut free.checkpoint, new);
         free.list.extend(old);
     }
@@ -149,57 +200,94 @@ impl Segments {
         }
     }
 
-    /// Takes one of the first `ahead` segments off the free list for which there may be no room, to ask for it.
-    pub(in super::super) fn take_unknown(&self, ahead: usize) -> Option<Free> {
+    /// One of the first `ahead` segments of the free list for which there may be no room, to ask for it; if the list is shorter, one of the
+    /// checkpoint. It is off the list unless it is stale.
+    pub(in super::super) fn to_ask(&self, ahead: usize) -> Option<Free> {
         let all = &mut *self.free.lock();
-        let place = all.list.iter().take(ahead).position(|free| !free.has_room)?;
-        all.borrowed += 1;
-        all.list.remove(place)
+        let place = all.list.iter().take(ahead).position(|free| !free.has_room);
+        let Some(place) = place else {
+            let is_short = all.list.len() < ahead;
+            let mut kept = all.checkpoint.iter().filter(|_| is_short);
+            return kept.find(|free| !free.has_room && !free.was_refused).copied();
+        };
+        let free = all.list.get(place).copied()?;
+        if !free.stale {
+            all.borrowed += 1;
+            all.list.remove(place);
+        }
+        Some(free)
     }
 
-    /// Puts a segment back that was asked for: among the first ones if there is room for it, or else it is a hole.
-    pub(in super::super) fn put_back_asked(&self, asked: Free, has_room: bool) {
+    /// A segment was asked for its room: it is among the first ones if there is room for it, or else it is a hole.
+    pub(in super::super) fn asked(&self, asked: Free, has_room: bool) {
         {
             let all = &mut *self.free.lock();
-            all.borrowed = all.borrowed.saturating_sub(1);
+            let is_it = |free: &Free| free.id == asked.id && free.may_be_asked_in_place();
+            if let Some(kept) = all.checkpoint.iter_mut().find(|free| is_it(free)) {
+                (kept.has_room, kept.was_refused) = (has_room, !has_room);
+                return;
+            }
+            if asked.stale {
+                // Its header may be invalid by now, and it may have been given back.
+                let Some(place) = all.list.iter().position(is_it) else { return };
+                all.list.remove(place);
+            } else {
+                all.borrowed = all.borrowed.saturating_sub(1);
+            }
             if has_room {
                 let known = all.list.iter().take_while(|free| free.has_room).count();
                 all.list.insert(known, Free { has_room, trimmed: false, ..asked });
                 return;
             }
-            all.holes.push_back(asked);
+            all.are_untold |= all.holes.is_empty();
+            all.holes.push_back(Free { was_refused: true, ..asked });
         }
         self.forget_roomy();
     }
 
-    /// So many had no room that nobody asks for the others of the free list: all that are not known to have it are holes.
+    /// So many had no room that nobody asks for the others of the free list that had none before: these are holes again.
     pub(in super::super) fn lack_room(&self) {
         {
             let all = &mut *self.free.lock();
             let (list, holes): (_, VecDeque<Free>) =
-                all.list.drain(..).partition(|free| free.has_room);
+                all.list.drain(..).partition(|free| free.has_room || !free.was_refused);
             all.list = list;
             all.holes.extend(holes);
         }
         self.forget_roomy();
     }
 
-    /// There is no room for this one, which was taken.
-    pub(in super::super) fn add_hole(&self, hole: Free) {
-        self.free.lock().holes.push_back(hole);
-        self.forget_roomy();
-    }
-
-    /// Takes one of the holes, to ask for its room.
-    pub(in super::super) fn take_hole(&self) -> Option<Free> {
-        self.free.lock().holes.pop_front()
-    }
-
-    /// There is room for one that was a hole; perhaps for the others as well.
-    pub(in super::super) fn fill_hole(&self, hole: Free) {
+    /// The hole whose turn it is, to ask for its room. It is off the list unless it is stale.
+    pub(in super::super) fn hole_to_ask(&self) -> Option<Free> {
         let all = &mut *self.free.lock();
-        all.list.push_back(Free { has_room: true, trimmed: false, ..hole });
-        all.list.extend(all.holes.drain(..));
+        let hole = all.holes.front().copied()?;
+        if !hole.stale {
+            all.holes.pop_front();
+        }
+        Some(hole)
+    }
+
+    /// A hole was asked for its room. If there is room for it, there may be for the others as well.
+    pub(in super::super) fn asked_hole(&self, hole: Free, has_room: bool) {
+        let all = &mut *self.free.lock();
+        if hole.stale {
+            let before = all.holes.len();
+            all.holes.retain(|other| other.id != hole.id || !other.stale);
+            if all.holes.len() == before {
+                return;
+            }
+        }
+        if has_room {
+            all.list.push_back(Free { has_room, trimmed: false, ..hole });
+            all.list.extend(all.holes.drain(..));
+        } else {
+            all.holes.push_back(hole);
+        }
+    }
+
+    /// Whether there are holes where there were none, once.
+    pub(in super::super) fn take_untold(&self) -> bool {
+        std::mem::take(&mut self.free.lock().are_untold)
     }
 
     /// Number of holes.
@@ -226,12 +314,17 @@ impl Segments {
         all.list.len() < before
     }
 
-    /// Takes a free segment off the list whose header is still valid on media, and its records with it.
+    /// Takes a free segment off the list whose header is still valid on media, and its records with it: the last one, so that who takes
+    /// one meanwhile finds the first ones, for which there is room. Of the holes, too.
     pub(in super::super) fn take_stale(&self) -> Option<Free> {
         let all = &mut *self.free.lock();
-        let place = all.list.iter().position(|free| free.stale)?;
+        let last = |list: &mut VecDeque<Free>| {
+            let place = list.iter().rposition(|free| free.stale)?;
+            list.remove(place)
+        };
+        let stale = last(&mut all.list).or_else(|| last(&mut all.holes))?;
         all.borrowed += 1;
-        all.list.remove(place)
+        Some(stale)
     }
 
     /// Takes the last free segment off the list that the device was not told of, and whose header is valid no more, if there

@@ -191,8 +191,18 @@ fn sizes_that_no_segment_has_do_not_overflow() {
         segments.restore_live(id, Live { records: 1, bytes: 40, items: false, tombstones: 1 });
         segments.add_written(id, Written { bytes: 0, tombstones: 1, beyond_bytes: u64::MAX });
         assert_eq!(segments.live_bytes(id), u64::MAX);
+        segments.seal(id);
     }
     assert_eq!(segments.live(), (2, u64::MAX));
+    assert_eq!(segments.unexpired_bytes(0), u64::MAX);
+    assert_eq!((victims(&segments), segments.moved_victim(&[])), ([None; 2], None));
+    assert!(segments.is_crowded(0));
+    for id in [SegmentId(1), ID] {
+        segments.restore(id, Use::Sealed, Incarnation { stream: Stream::Warm, ..incarnation(8) });
+        segments.add_written(id, Written { bytes: u64::MAX, ..Written::default() });
+    }
+    assert_eq!(segments.moved_victim(&[]), Some(SegmentId(1)));
+    assert_eq!(segments.idle_gain(0, &[]), u64::MAX);
 }
 
 /// Of a store with room to spare all segments are looked at now and then.
@@ -226,4 +236,27 @@ fn a_store_is_crowded_as_soon_as_its_segments_are() {
         assert!(!asked.is_crowded(100));
         assert!(asked.is_crowded(99));
     }
+}
+
+/// Of what an open finds in use nobody knows whether a copy left it whole.
+#[test]
+fn a_segment_without_room_whose_header_is_valid_is_found_by_who_makes_headers_invalid() {
+    let segments = Segments::new(4, 8192, false);
+    segments.restore(ID, Use::Open, incarnation(7));
+    segments.seal(ID);
+    assert!(!segments.has_more_than(0) && segments.take().is_none());
+    let asked = segments.to_ask(1).unwrap();
+    assert_eq!((asked.id, segments.free_count()), (ID, 1), "it stays on the list");
+    segments.asked(asked, false);
+    assert_eq!((segments.free_count(), segments.hole_count()), (0, 1));
+    let stale = segments.take_stale().unwrap();
+    segments.put_back(Free { stale: false, ..stale });
+    // Whoever asked before is late: it may have been given back.
+    segments.asked(asked, true);
+    assert!(!segments.has_more_than(0));
+    let asked = segments.to_ask(1).unwrap();
+    assert_eq!(segments.free_count(), 0, "somebody has it");
+    segments.asked(asked, true);
+    assert!(segments.has_more_than(0));
+    assert_eq!(segments.take().map(|free| free.id), Some(ID));
 }

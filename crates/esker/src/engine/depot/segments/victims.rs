@@ -81,7 +81,7 @@ impl Segment {
         let grows = if is_fresh { self.live_records.load(Ordering::Relaxed) } else { 0 };
         // A segment that a crash cut short holds little: what was never written is free as well.
         let written = self.written_bytes.load(Ordering::Relaxed).max(size_bytes / 4 * 3);
-        (live + COPY_GROWTH * u64::from(grows), written)
+        (live.saturating_add(COPY_GROWTH * u64::from(grows)), written)
     }
 
     /// Whether there are items of a cache, or were: what clients wrote, or what a repair has moved.
@@ -126,7 +126,7 @@ impl Segments {
             let live = segment.live_bytes();
             let written = segment.written_bytes.load(Ordering::Relaxed);
             self.incarnation(*id).stream != Stream::Fresh
-                && live * 2 < written.max(self.size_bytes / 4 * 3)
+                && live.saturating_mul(2) < written.max(self.size_bytes / 4 * 3)
         };
         self.cleanable(passed).find(mostly_dead).map(|(id, _)| id)
     }
@@ -175,7 +175,7 @@ impl Segments {
         let gain = |(_, segment): (SegmentId, &Segment)| {
             segment.gain(self.size_bytes, now, Urgency::Idle).map(|(_, dead)| dead)
         };
-        self.cleanable(passed).filter_map(gain).sum()
+        self.cleanable(passed).filter_map(gain).fold(0, u64::saturating_add)
     }
 
     /// Whether the copies of all that is live would take so much that, with another segment of records, cleaning might
