@@ -14,6 +14,7 @@ pub mod overlay;
 pub mod pmem;
 pub mod sim;
 pub mod striped;
+pub mod unfinished;
 
 // The kit's, which depends on this crate.
 #[cfg(test)]
