@@ -108,14 +108,18 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Finds out whether the server could listen now where it is to: at network addresses, not at socket files.
+    /// Finds out whether the server could listen now where it is to; leaves no socket file.
     ///
     /// # Errors
     /// As those of [`Server::start`] for an address.
     pub fn check_addresses(&self) -> Result<()> {
-        let of_network = |address: &&ListenAddress| address.tcp().is_some();
-        for address in self.listen.iter().chain(&self.listen_plain).filter(of_network) {
-            address.bind(self.allow_remote, self.unix_mode)?;
+        // Until the last one is known: two may want one port.
+        let mut held = Vec::new();
+        for address in self.listen.iter().chain(&self.listen_plain) {
+            match address.socket_file() {
+                None => held.push(address.bind(self.allow_remote, self.unix_mode)?),
+                Some(path) => address.check_socket_file(path)?,
+            }
         }
         Ok(())
     }

@@ -150,9 +150,20 @@ fn a_server_that_cannot_listen_makes_no_store() {
     let port = taken.local_addr().expect("bound").port();
     let [taken, remote] =
         [format!("memcache://127.0.0.1:{port}"), "memcache://0.0.0.0:0".to_owned()];
-    for (listen, code) in [(&taken, 3), (&remote, 2)] {
+    // Two at one port that is free, one after the other.
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let place = free.local_addr().expect("bound");
+    drop(free);
+    let twice = format!("memcache://{place},native://{place}");
+    let at = |path: &str| format!("native+unix://{}", scratch.path(path).display());
+    std::fs::write(scratch.path("file"), "no socket").expect("write");
+    let [nowhere, long, file] = [at("no/such/folder"), at(&"x".repeat(200)), at("file")];
+    for (listen, code) in
+        [(&taken, 3), (&remote, 2), (&twice, 3), (&nowhere, 3), (&long, 3), (&file, 3)]
+    {
         let ran = scratch.run(&["serve", "--listen", listen]).exits_with(code);
-        assert!(ran.said.contains(listen.as_str()), "{ran:?}");
+        let last = listen.split(',').next_back().expect("one");
+        assert!(ran.said.contains(last), "{ran:?}");
         assert!(!scratch.path("esker-data").exists(), "{listen}: a store was made");
     }
 }
