@@ -14,7 +14,7 @@ pub(crate) enum Bench {
     Raw(RawArguments),
     /// Load on servers over the network, by the clock or as fast as they answer
     Server(Box<ServerArguments>),
-    /// Hold a result against an older one; exit code 1 if something differs more than noise does
+    /// Hold a result against an older one; exit code 1 if something differs more than noise does, failed or is missing
     Compare {
         /// The older result
         old: PathBuf,
