@@ -166,6 +166,8 @@ pub(crate) struct Config {
     /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     pub(crate) limits: Limits,
+    /// What is not left to the defaults, and how it was asked for.
+    pub(crate) asked: BTreeMap<String, String>,
 }
 
 impl Config {
@@ -188,6 +190,7 @@ impl Config {
             config
                 .set(name, &values)
                 .map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
+            config.asked.insert(name.to_owned(), format!("--{name} {}", values.join(",")));
         }
         config.limits.check(config.tls_cert.is_some()).map_err(Failure::usage)?;
         config.flex().check()?;
@@ -271,8 +274,10 @@ impl Config {
             spin: Duration::ZERO,
             io: Vec::new(),
             limits: Limits::default(),
+            asked: BTreeMap::new(),
         };
         config.read(&Config::print_defaults(), "defaults")?;
+        config.asked.clear();
         Ok(config)
     }
 
@@ -306,6 +311,8 @@ impl Config {
             let failed = |words: String| Failure::usage(format!("{file}:{line}: {name}: {words}"));
             let values = texts(value.get_ref()).map_err(failed)?;
             self.set(&name, &values).map_err(failed)?;
+            let asked = format!("{file}:{line}: {name} = {}", values.join(","));
+            self.asked.insert(name, asked);
         }
         Ok(())
     }

@@ -23,7 +23,11 @@ impl Serving {
         let listen = format!("{protocol}://127.0.0.1:0");
         let mut arguments = vec!["serve", "--listen", &listen];
         arguments.extend(more);
-        let mut child = scratch.spawn(&arguments);
+        Serving::of(scratch.spawn(&arguments), protocol)
+    }
+
+    /// A server that was started.
+    fn of(mut child: Child, protocol: &str) -> Serving {
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
         let mut lines = Vec::new();
         while lines.last().is_none_or(|line| line != "ready") {
@@ -258,6 +262,23 @@ fn the_configuration_comes_from_file_environment_and_command_line() {
     std::fs::write(scratch.path("bad.toml"), "cores = 1\n\nshape = \"round\"\n").expect("write");
     let ran = scratch.run(&["serve", "--config", "bad.toml"]).exits_with(2);
     assert!(ran.said.contains("bad.toml:3: shape: no such option"), "{ran:?}");
+}
+
+#[test]
+fn what_a_configuration_file_asks_of_a_store_that_has_it_otherwise_is_said_to_have_no_effect() {
+    let scratch = Scratch::new();
+    stop_and_wait(Serving::start(&scratch, &["--cache"]), "-TERM");
+    let lines = "size = \"1GiB\"\ncache = false\n";
+    std::fs::write(scratch.path("esker.toml"), lines).expect("write");
+    let mut program = program(scratch.path("").as_path());
+    program.env_remove("ESKER_SIZE");
+    program.args(["serve", "--listen", "memcache://127.0.0.1:0", "--config", "esker.toml"]);
+    let serving = Serving::of(program.spawn().expect("start esker"), "memcache");
+    for words in ["esker.toml:1: size = 1GiB has no effect", "esker.toml:2: cache = false has no"] {
+        let said = serving.lines.iter().any(|line| line.starts_with(words));
+        assert!(said, "{words}: {:?}", serving.lines);
+    }
+    stop_and_wait(serving, "-TERM");
 }
 
 #[test]
