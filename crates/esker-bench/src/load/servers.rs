@@ -6,6 +6,7 @@
 use super::protocol::Protocol;
 use crate::failure::{Failure, Outcome};
 use crate::files;
+use crate::place::OwnFolder;
 use crate::system::Durability;
 use esker_base::clock::{Clock, SystemClock};
 use esker_trt::sleep;
@@ -32,7 +33,7 @@ pub struct Wanted {
     /// What an acknowledgement promises.
     pub durability: Durability,
     /// Folder for data.
-    pub folder: PathBuf,
+    pub folder: OwnFolder,
     /// The program `esker`.
     pub esker: PathBuf,
 }
@@ -63,7 +64,7 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    folder: PathBuf,
+    folder: OwnFolder,
     /// Where it listens.
     pub address: SocketAddr,
     /// How it is set up.
@@ -85,8 +86,7 @@ impl Server {
             );
             return Err(Failure::new(words));
         }
-        files::remove_folder(&wanted.folder)?;
-        files::create_folder(&wanted.folder)?;
+        wanted.folder.renew()?;
         // The port is free when this is asked; a server that finds it taken does not come up, and says so.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let (program, arguments) = command(wanted, address)?;
@@ -168,7 +168,7 @@ impl Drop for Server {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = files::remove_folder(&self.folder);
+        let _ = self.folder.remove();
     }
 }
 
@@ -177,7 +177,7 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
     let port = address.port().to_string();
     let threads = wanted.threads.max(1).to_string();
     let mib = (wanted.memory_bytes >> 20).max(64).to_string();
-    let folder = wanted.folder.display().to_string();
+    let folder = wanted.folder.data().display().to_string();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let memory_only = |name: &str| match wanted.durability {
         Durability::None => Ok(()),
@@ -269,7 +269,7 @@ mod tests {
             threads: 1,
             memory_bytes: 64 << 20,
             durability: Durability::None,
-            folder: folder.join("server"),
+            folder: OwnFolder::of_server(folder),
             esker: PathBuf::from("/nonexistent/esker"),
         }
     }

@@ -5,6 +5,7 @@ use super::{cell, program, registry, shown};
 use crate::failure::{Done, Failure};
 use crate::output::output_failed;
 use esker_bench::document::Document;
+use esker_bench::place;
 use esker_bench::plan::{self, FAILED, Plan};
 use esker_bench::report;
 use esker_bench::runner::{self, Stage};
@@ -31,6 +32,8 @@ pub(crate) fn run(mut arguments: RunArguments) -> Result<Done, Failure> {
     for system in plan.systems.iter().flatten() {
         registry.find(system).map_err(usage)?;
     }
+    esker_bench::files::create_folder(&plan.folder())?;
+    let _taken = place::take(&plan.folder()).map_err(usage)?;
     let mut live = shown::Live::new();
     let document = plan::run(
         &plan,

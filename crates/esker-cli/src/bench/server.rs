@@ -7,10 +7,12 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::units::parse_size_bytes;
 use esker_bench::document::{Document, FORMAT, OperationFigures, Row};
 use esker_bench::figures::{Meter, load_average};
+use esker_bench::files;
 use esker_bench::load::protocol::Protocol;
 use esker_bench::load::servers::{Server, Wanted, names};
 use esker_bench::load::{Load, Loaded, fill, run as load_on};
 use esker_bench::machine::Machine;
+use esker_bench::place::{self, OwnFolder};
 use esker_bench::plan::{FAILED, KEY_SIZE_MAX, RECORDS_MAX, VALUE_SIZE_MAX, parse_distribution};
 use esker_bench::runner::Event;
 use esker_bench::workload::stream::phase_seed;
@@ -90,6 +92,12 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
         (None, Some(servers)) => servers.clone(),
         (None, None) => names(protocol).iter().map(|name| (*name).to_owned()).collect(),
     };
+    files::create_folder(&arguments.data)?;
+    // Servers that are started have data there.
+    let _taken = match target {
+        Some(_) => None,
+        None => Some(place::take(&arguments.data).map_err(usage)?),
+    };
     let config = Config { cores: arguments.threads.max(1), ..Config::default() };
     let runtime = Runtime::start(config)?;
     let all = servers.len() * usize::try_from(arguments.repetitions).unwrap_or(1);
@@ -116,7 +124,6 @@ impl Bench {
         points: &[Point],
     ) -> Result<Document, Failure> {
         let folder = self.arguments.data.clone();
-        esker_bench::files::create_folder(&folder)?;
         let start = SystemClock.monotonic();
         let mut document = Document {
             format: FORMAT,
@@ -175,7 +182,7 @@ impl Bench {
                     threads: arguments.server_threads,
                     memory_bytes: self.cache_bytes,
                     durability: arguments.durability,
-                    folder: arguments.data.join("server"),
+                    folder: OwnFolder::of_server(&arguments.data),
                     esker: std::env::current_exe()?,
                 };
                 match Server::start(&wanted)? {

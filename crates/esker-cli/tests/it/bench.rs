@@ -169,12 +169,40 @@ fn esker_is_started_loaded_and_stopped() {
     let row = &result["rows"][0];
     assert!(row["ops"].as_u64().unwrap() > 50, "{row}");
     assert_eq!(row["skipped"], serde_json::Value::Null);
-    assert!(!scratch.path("data/server").exists());
+    assert_eq!(std::fs::read_dir(scratch.path("data")).unwrap().count(), 0);
     // Who compares it with another result is told what differs.
     let options =
         serde_json::json!({"durability": "none", "cache": "1GiB", "warmup": 0.1, "seed": 1});
     for (name, value) in options.as_object().unwrap() {
         assert_eq!(&result["options"][name], value, "{name}");
+    }
+}
+
+const SERVER: [&str; 4] = ["bench", "server", "--servers", "esker"];
+const RUN: [&str; 6] = ["bench", "run", "--workload", "ycsb-a", "--systems", "hashmap"];
+
+#[test]
+fn folders_that_a_bench_did_not_make_stay() {
+    let scratch = Scratch::new();
+    for folder in ["server", "cell"] {
+        std::fs::create_dir(scratch.path(folder)).unwrap();
+        std::fs::write(scratch.path(folder).join("f"), "mine").unwrap();
+    }
+    let here = ["--data", "."];
+    scratch.run(&[&RUN[..], &TINY[..8], &here].concat()).exits_with(0);
+    scratch.run(&[&SERVER[..], &TINY[..8], &here].concat()).exits_with(0);
+    for folder in ["server", "cell"] {
+        assert_eq!(read(&scratch.path(folder).join("f")), "mine");
+        // Nor one that has the name of its own.
+        let own = scratch.path(&format!("esker-bench-{folder}"));
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("f"), "mine").unwrap();
+        for command in [&RUN[..], &SERVER] {
+            let ran = scratch.run(&[command, &TINY[..8], &here].concat()).exits_with(2);
+            assert!(ran.said.contains("is not of esker bench: it stays"), "{}", ran.said);
+        }
+        assert_eq!(read(&own.join("f")), "mine");
+        std::fs::remove_dir_all(own).unwrap();
     }
 }
 
