@@ -5,7 +5,7 @@ use crate::failure::{Failure, Outcome};
 use std::fmt::Display;
 use std::fs;
 use std::io::{BufReader, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn at(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
     move |error| named(&path.display(), &error)
@@ -38,11 +38,25 @@ pub(crate) fn remove_empty_folder(path: &Path) {
 
 /// Replaces a file as a whole: a reader finds the old text or the new one.
 pub fn write(path: &Path, text: &str) -> Outcome<()> {
+    let new = new_name(path);
+    fs::write(&new, text).map_err(at(&new))?;
+    fs::rename(&new, path).map_err(at(path))
+}
+
+/// Finds out whether [`write()`] could put a file there now; what is there stays, and nothing is added.
+pub fn check_writable(path: &Path) -> Outcome<()> {
+    if path.is_dir() {
+        return Err(named(&path.display(), &ErrorKind::IsADirectory.into()));
+    }
+    let new = new_name(path);
+    fs::write(&new, "").and_then(|()| fs::remove_file(&new)).map_err(at(path))
+}
+
+/// What a file is called until all of it is there.
+fn new_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
-    let new = Path::new(&name);
-    fs::write(new, text).map_err(at(new))?;
-    fs::rename(new, path).map_err(at(path))
+    name.into()
 }
 
 /// Lines of a file.

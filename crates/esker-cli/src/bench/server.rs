@@ -92,6 +92,7 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
         (None, Some(servers)) => servers.clone(),
         (None, None) => names(protocol).iter().map(|name| (*name).to_owned()).collect(),
     };
+    run::check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
     files::create_folder(&arguments.data)?;
     // Servers that are started have data there.
     let _taken = match target {

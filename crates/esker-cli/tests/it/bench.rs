@@ -206,6 +206,26 @@ fn folders_that_a_bench_did_not_make_stay() {
     }
 }
 
+#[test]
+fn files_that_cannot_be_made_are_refused_before_anything_is_measured() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("old.json"), "old").unwrap();
+    let raw = ["bench", "raw", "--no-device", "--io", "sync"];
+    for command in [&RUN[..], &SERVER, &raw] {
+        let tiny = if command == raw { &TINY[2..4] } else { &TINY[..] };
+        let ran = scratch.run(&[command, tiny, &["--json", "none/x.json"]].concat()).exits_with(3);
+        assert!(ran.said.contains("none/x.json") && ran.text().is_empty(), "{ran:?}");
+    }
+    for report in ["none/r.html", "data"] {
+        let files = ["--json", "old.json", "--report", report];
+        std::fs::create_dir_all(scratch.path("data")).unwrap();
+        let ran = scratch.run(&[&RUN[..], &TINY, &files].concat()).exits_with(3);
+        assert!(ran.said.contains(report) && ran.text().is_empty(), "{ran:?}");
+        assert_eq!(read(&scratch.path("old.json")), "old");
+        assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
+    }
+}
+
 /// What the server writes in a long warm-up, and before, is no part of the phase.
 #[test]
 fn what_a_server_used_is_that_of_the_measured_phase() {
