@@ -19,6 +19,13 @@ use std::time::Duration;
 /// How long a server may take to listen, or to end when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Connections beside those of the load.
+const CONNECTIONS_SPARE: usize = 64;
+/// More than the header of an item takes, in bytes.
+const ITEM_SIZE_SPARE: u64 = 1 << 10;
+/// Items of this size are taken by all servers, in bytes, whatever they are told.
+const ITEM_SIZE_MIN: u64 = 1 << 20;
+
 /// How a server is to be.
 #[derive(Clone, Debug)]
 pub struct Wanted {
@@ -28,6 +35,10 @@ pub struct Wanted {
     pub protocol: Protocol,
     /// Threads.
     pub threads: usize,
+    /// Connections that are to be served at a time.
+    pub connections: usize,
+    /// The longest value, in bytes, with its key.
+    pub item_size_bytes: u64,
     /// Memory for data, in bytes, of those that keep them there.
     pub memory_bytes: u64,
     /// What an acknowledgement promises.
@@ -90,7 +101,14 @@ impl Server {
         // The port is free when this is asked; a server that finds it taken does not come up, and says so.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let (program, arguments) = command(wanted, address)?;
-        let child = Command::new(&program)
+        // What is set for another server is not what is measured.
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"ESKER_"));
+        let mut start = Command::new(&program);
+        for name in ours {
+            start.env_remove(name);
+        }
+        let child = start
             .args(&arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -177,6 +195,9 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
     let port = address.port().to_string();
     let threads = wanted.threads.max(1).to_string();
     let mib = (wanted.memory_bytes >> 20).max(64).to_string();
+    // One more asks whether it listens, and one fills.
+    let connections = wanted.connections.saturating_add(CONNECTIONS_SPARE);
+    let item_size = wanted.item_size_bytes.saturating_add(ITEM_SIZE_SPARE).max(ITEM_SIZE_MIN);
     let folder = wanted.folder.data().display().to_string();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let memory_only = |name: &str| match wanted.durability {
@@ -187,6 +208,13 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
         "esker" => {
             let listen = format!("{}://{address}", wanted.protocol);
             let durability = wanted.durability.to_string();
+            // The limit is of values, up to a GiB. Each connection may have one under way, and an old one beside it.
+            let item_size = item_size.min(1 << 30);
+            let each = wanted.item_size_bytes.saturating_mul(2).saturating_add(64 << 10);
+            let memory = each.saturating_mul(connections as u64).saturating_add(8 * item_size);
+            let memory = memory.max(256 << 20).to_string();
+            let (connections, item_size) =
+                (connections.max(1024).to_string(), item_size.to_string());
             let arguments = words(&[
                 "serve",
                 "--listen",
@@ -199,11 +227,18 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
                 &threads,
                 "--durability",
                 &durability,
+                "--connections-max",
+                &connections,
+                "--item-size-max",
+                &item_size,
+                "--memory-max",
+                &memory,
             ]);
             (wanted.esker.clone(), arguments)
         }
         "memcached" | "memcached-extstore" => {
             memory_only(&wanted.name)?;
+            let connections = connections.max(4096).to_string();
             let mut arguments = words(&[
                 "-l",
                 "127.0.0.1",
@@ -214,10 +249,13 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
                 "-m",
                 &mib,
                 "-c",
-                "4096",
+                &connections,
                 "-u",
                 "root",
             ]);
+            if item_size > ITEM_SIZE_MIN {
+                arguments.extend(words(&["-I", &format!("{}k", item_size.div_ceil(1 << 10))]));
+            }
             if wanted.name == "memcached-extstore" {
                 // Every item goes to the device as soon as it may, as in a store whose data are larger than memory.
                 let path = Path::new(&folder).join("extstore").display().to_string();
@@ -267,6 +305,8 @@ mod tests {
             name: name.to_owned(),
             protocol,
             threads: 1,
+            connections: 4,
+            item_size_bytes: 100,
             memory_bytes: 64 << 20,
             durability: Durability::None,
             folder: OwnFolder::of_server(folder),
@@ -299,6 +339,23 @@ mod tests {
             drop(server);
             assert!(TcpStream::connect(address).is_err(), "{name} goes on");
         }
+    }
+
+    #[test]
+    fn servers_are_told_of_loads_beyond_what_they_take_by_default() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = "127.0.0.1:11211".parse().unwrap();
+        let line = |name: &str, connections, item_size_bytes| {
+            let wanted = wanted(name, Protocol::Memcache, folder.path());
+            let wanted = Wanted { connections, item_size_bytes, ..wanted };
+            command(&wanted, address).unwrap().1.join(" ")
+        };
+        let esker = line("esker", 1500, 2 << 20);
+        for option in ["--connections-max 1564", "--item-size-max 2098176"] {
+            assert!(esker.contains(option), "{esker}");
+        }
+        assert!(line("memcached", 5000, 2 << 20).contains("-c 5064 -u root -I 2049k"));
+        assert!(line("memcached", 4, 100).contains("-c 4096") && !esker.contains("-I"));
     }
 
     #[test]

@@ -181,6 +181,8 @@ impl Bench {
                     name: name.to_owned(),
                     protocol: self.protocol,
                     threads: arguments.server_threads,
+                    connections: arguments.connections.iter().copied().max().unwrap_or(1),
+                    item_size_bytes: arguments.value_size + arguments.key_size as u64,
                     memory_bytes: self.cache_bytes,
                     durability: arguments.durability,
                     folder: OwnFolder::of_server(&arguments.data),

@@ -1,6 +1,6 @@
 //! `esker bench`: tiny runs of the whole way, from the command line to JSON and page.
 
-use crate::program::Scratch;
+use crate::program::{Scratch, program};
 use crate::serving::{Serving, stop_and_wait};
 use std::path::Path;
 
@@ -223,6 +223,18 @@ fn files_that_cannot_be_made_are_refused_before_anything_is_measured() {
         assert!(ran.said.contains(report) && ran.text().is_empty(), "{ran:?}");
         assert_eq!(read(&scratch.path("old.json")), "old");
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
+    }
+}
+
+#[test]
+fn a_server_takes_the_load_whatever_is_set_for_another_one() {
+    for load in [["--connections", "1500"], ["--value-size", "2097152"]] {
+        let scratch = Scratch::new();
+        let mut program = program(scratch.path("").as_path());
+        program.args([&SERVER[..], &TINY[2..], &["--records", "9"], &load].concat());
+        let done = program.env("ESKER_AUTH_FILE", "nowhere").output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success(), "{load:?}: {said}");
     }
 }
 
