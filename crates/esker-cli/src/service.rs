@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use tracing_subscriber::EnvFilter;
 
 /// How long requests that were received may take after the first signal.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -244,10 +245,17 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// What is logged, in place of all from some level on.
+const LOG_VARIABLE: &str = "ESKER_LOG";
+
 /// Log events go to standard error, those from `level` on unless `ESKER_LOG` says otherwise.
 fn start_log(level: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ESKER_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|error| {
+        if std::env::var_os(LOG_VARIABLE).is_some() {
+            say(&format!("warning: {LOG_VARIABLE} is no filter and is ignored: {error}"));
+        }
+        EnvFilter::new(level)
+    });
     // Fails only if there is a log already.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

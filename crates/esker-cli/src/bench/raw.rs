@@ -30,6 +30,9 @@ pub(crate) fn raw(arguments: &RawArguments) -> Result<Done, Failure> {
     if !(arguments.seconds > 0.0 && arguments.seconds < 1e6) || arguments.repetitions == 0 {
         return Err(usage("--seconds and --repetitions are above 0".to_owned()));
     }
+    if arguments.depth.contains(&0) {
+        return Err(usage("--depth is above 0".to_owned()));
+    }
     run::check_files(arguments.json.as_deref(), None)?;
     let time = Duration::from_secs_f64(arguments.seconds);
     let start = SystemClock.monotonic();

@@ -52,10 +52,10 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
         || rates.iter().flatten().any(|rate| !positive(*rate))
         || arguments.connections.contains(&0)
         || arguments.records == 0
+        || arguments.repetitions == 0
         || arguments.key_size < 16
     {
-        let words =
-            "--seconds, --rate, --connections and --records are above 0, --key-size from 16 on";
+        let words = "--seconds, --rate, --connections, --records and --repetitions are above 0, --key-size from 16 on";
         return Err(Failure::usage(words));
     }
     if arguments.records > RECORDS_MAX

@@ -321,10 +321,19 @@ fn mistakes_of_a_load_on_servers_are_usage() {
         ("--key-size=18446744073709551615", "--key-size"),
         ("--value-size=18446744073709551615", "--value-size"),
         ("--cache=lots", "\"lots\" is no size"),
+        ("--repetitions=0", "--repetitions"),
+        ("--servers=esker", "cannot be used with"),
     ] {
         let load = ["bench", "server", "--target", "127.0.0.1:1", option];
         let ran = scratch.run(&load).exits_with(2);
         assert!(ran.said.contains(words), "{option}: {}", ran.said);
+    }
+    for (options, words) in [
+        (&["--depth", "0"][..], "--depth"),
+        (&["--no-device", "--only-device"], "cannot be used with"),
+    ] {
+        let ran = scratch.run(&[&["bench", "raw"], options].concat()).exits_with(2);
+        assert!(ran.said.contains(words), "{options:?}: {}", ran.said);
     }
     let micro = ["bench", "micro", "--factor", "18446744073709551615"];
     assert!(scratch.run(&micro).exits_with(2).said.contains("--factor"));

@@ -433,6 +433,17 @@ fn descriptors(scratch: &Scratch, soft: usize, more: &[&str]) -> (usize, usize) 
 }
 
 #[test]
+fn a_filter_of_the_log_that_is_none_is_said_to_be_ignored() {
+    let scratch = Scratch::new();
+    let mut program = program(scratch.path("").as_path());
+    program.args(["serve", "--listen", "memcache://127.0.0.1:0"]).env("ESKER_LOG", "esker=loud");
+    let serving = Serving::of(program.spawn().expect("start esker"), "memcache");
+    let said = serving.lines.iter().any(|line| line.starts_with("warning: ESKER_LOG is no filter"));
+    assert!(said, "{:?}", serving.lines);
+    stop_and_wait(serving, "-TERM");
+}
+
+#[test]
 fn variables_that_are_no_options_are_named() {
     let scratch = Scratch::new();
     let mut program = program(scratch.path("").as_path());
