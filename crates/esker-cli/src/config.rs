@@ -375,7 +375,7 @@ fn optional_path(text: &str) -> Option<PathBuf> {
 }
 
 /// Where `path` leads, links followed as far as there is something.
-fn place_of(path: &Path) -> PathBuf {
+pub(crate) fn place_of(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path);
     let mut place = PathBuf::new();
     for part in whole.as_deref().unwrap_or(path).components() {

@@ -11,6 +11,7 @@
 //! crash. SIGHUP has the files with credentials and certificates read again, as memcached does; if one
 //! is wrong, that is said, and what was read before stays.
 
+use crate::config::place_of;
 use crate::failure::{Done, Failure};
 use crate::store::open_served;
 use esker::{Options, Stats};
@@ -136,8 +137,13 @@ impl Service {
         let durability = self.store.durability;
         let was_there = self.store.engine_there().is_some();
         if !was_there {
-            // Before there is a store that nobody can serve from.
-            self.server.check_addresses()?;
+            // Before there is a store that nobody can serve from. With it come its folder and those above, where sockets may lie.
+            let data = std::iter::once(&self.store.path).chain(&self.store.devices);
+            let data: Vec<PathBuf> = data.map(|path| place_of(path)).collect();
+            self.server.check_addresses(|folder| {
+                let folder = place_of(folder);
+                data.iter().any(|data| data.starts_with(&folder))
+            })?;
         }
         // Items are over when clients were told.
         self.store.clock = self.server.clock.clone();

@@ -12,6 +12,7 @@
 
 use esker::{Error, ErrorKind, Result};
 use rustix::fs::{Access, FileType, Mode};
+use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io::{Error as IoError, ErrorKind as IoErrorKind, Result as IoResult};
@@ -223,8 +224,12 @@ impl ListenAddress {
     }
 
     /// Finds out whether a socket could be bound to its file now, without making one: whoever waits for the file would take it for a
-    /// server that is ready.
-    pub(crate) fn check_socket_file(&self, path: &Path) -> Result<()> {
+    /// server that is ready. Of a folder that is not there yet `will_be` says whether somebody makes it before the server listens.
+    pub(crate) fn check_socket_file(
+        &self,
+        path: &Path,
+        will_be: impl Fn(&Path) -> bool,
+    ) -> Result<()> {
         self.patiently(|| {
             make_way(path)?;
             if rustix::fs::lstat(path).is_ok() {
@@ -232,8 +237,16 @@ impl ListenAddress {
             }
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             let folder = folder.unwrap_or(Path::new("."));
-            Ok(rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
+            match rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK) {
+                Err(Errno::NOENT) if will_be(folder) => Ok(()),
+                done => Ok(done?),
+            }
         })
+    }
+
+    /// What is said of an address that two want.
+    pub(crate) fn in_use(&self) -> Error {
+        self.failed(IoErrorKind::AddrInUse.into())
     }
 
     /// What `call` gives, which is tried again while the address is in use.

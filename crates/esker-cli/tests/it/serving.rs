@@ -159,17 +159,40 @@ fn a_server_that_cannot_listen_makes_no_store() {
     let place = free.local_addr().expect("bound");
     drop(free);
     let twice = format!("memcache://{place},native://{place}");
+    let file_twice = scratch.path("e.sock").display().to_string();
+    let file_twice = format!("memcache+unix://{file_twice},native+unix://{file_twice}");
     let at = |path: &str| format!("native+unix://{}", scratch.path(path).display());
     std::fs::write(scratch.path("file"), "no socket").expect("write");
     let [nowhere, long, file] = [at("no/such/folder"), at(&"x".repeat(200)), at("file")];
-    for (listen, code) in
-        [(&taken, 3), (&remote, 2), (&twice, 3), (&nowhere, 3), (&long, 3), (&file, 3)]
-    {
+    for (listen, code) in [
+        (&taken, 3),
+        (&remote, 2),
+        (&twice, 3),
+        (&file_twice, 3),
+        (&nowhere, 3),
+        (&long, 3),
+        (&file, 3),
+    ] {
         let ran = scratch.run(&["serve", "--listen", listen]).exits_with(code);
         let last = listen.split(',').next_back().expect("one");
         assert!(ran.said.contains(last), "{ran:?}");
         assert!(!scratch.path("esker-data").exists(), "{listen}: a store was made");
     }
+}
+
+#[test]
+fn a_socket_may_lie_in_the_folder_that_is_made_for_data_or_above_it() {
+    for socket in ["new/data/e.sock", "new/e.sock"] {
+        let scratch = Scratch::new();
+        let listen = format!("unix://{}", scratch.path(socket).display());
+        let serving = Serving::start(&scratch, &["--listen", &listen, "--data", "new/data"]);
+        assert!(scratch.path(socket).exists());
+        stop_and_wait(serving, "-TERM");
+    }
+    let scratch = Scratch::new();
+    let below = format!("unix://{}", scratch.path("new/below/e.sock").display());
+    scratch.run(&["serve", "--listen", &below, "--data", "new"]).exits_with(3);
+    assert!(!scratch.path("new").exists(), "a store was made");
 }
 
 #[test]
