@@ -166,7 +166,7 @@ pub(crate) struct Config {
     /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     pub(crate) limits: Limits,
-    /// What is not left to the defaults, and how it was asked for.
+    /// What is not left to the defaults, and how it was asked for; in a file, what is unlike them.
     pub(crate) asked: BTreeMap<String, String>,
 }
 
@@ -310,9 +310,13 @@ impl Config {
             let line = line_of(value.span().start);
             let failed = |words: String| Failure::usage(format!("{file}:{line}: {name}: {words}"));
             let values = texts(value.get_ref()).map_err(failed)?;
+            let before = self.clone();
             self.set(&name, &values).map_err(failed)?;
-            let asked = format!("{file}:{line}: {name} = {}", values.join(","));
-            self.asked.insert(name, asked);
+            // A file may be all that `--print-defaults` writes, of which nothing is asked for.
+            if *self != before {
+                let asked = format!("{file}:{line}: {name} = {}", values.join(","));
+                self.asked.insert(name, asked);
+            }
         }
         Ok(())
     }
