@@ -33,6 +33,9 @@ pub(crate) fn raw(arguments: &RawArguments) -> Result<Done, Failure> {
     if arguments.depth.contains(&0) {
         return Err(usage("--depth is above 0".to_owned()));
     }
+    if !arguments.no_device {
+        Target::make_folder(&arguments.data)?;
+    }
     run::check_files(arguments.json.as_deref(), None)?;
     let time = Duration::from_secs_f64(arguments.seconds);
     let start = SystemClock.monotonic();

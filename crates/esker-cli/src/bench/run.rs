@@ -32,8 +32,9 @@ pub(crate) fn run(mut arguments: RunArguments) -> Result<Done, Failure> {
     for system in plan.systems.iter().flatten() {
         registry.find(system).map_err(usage)?;
     }
-    check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
+    // They may lie in the folder that is made here.
     files::create_folder(&plan.folder())?;
+    check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
     let _taken = place::take(&plan.folder()).map_err(usage)?;
     let mut live = shown::Live::new();
     let document = plan::run(

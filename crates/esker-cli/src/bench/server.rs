@@ -92,9 +92,11 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
         (None, Some(servers)) => servers.clone(),
         (None, None) => names(protocol).iter().map(|name| (*name).to_owned()).collect(),
     };
-    run::check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
+    let connections = arguments.connections.iter().copied().max().unwrap_or(1);
+    raise_descriptors(connections as u64, arguments.threads)?;
     files::create_folder(&arguments.data)?;
     // Servers that are started have data there.
+    run::check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
     let _taken = match target {
         Some(_) => None,
         None => Some(place::take(&arguments.data).map_err(usage)?),

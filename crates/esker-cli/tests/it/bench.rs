@@ -227,6 +227,44 @@ fn files_that_cannot_be_made_are_refused_before_anything_is_measured() {
 }
 
 #[test]
+fn files_may_lie_in_the_folder_that_is_made_for_data() {
+    let raw = ["bench", "raw", "--size", "1MiB", "--only-device", "--io", "sync", "--depth", "1"];
+    for command in [&RUN[..], &SERVER, &raw] {
+        let scratch = Scratch::new();
+        let tiny = if command == raw { &TINY[2..4] } else { &TINY[..8] };
+        let files = ["--data", "d", "--json", "d/r.json"];
+        scratch.run(&[command, tiny, &files].concat()).exits_with(0);
+        assert!(scratch.path("d/r.json").exists());
+    }
+}
+
+#[test]
+fn a_bench_whose_disk_is_full_says_so_and_the_next_one_has_its_folder() {
+    let scratch = Scratch::new();
+    let run = [&RUN[..], &TINY, &["--durability", "none"]].concat();
+    let words = run.join(" ");
+    // Without the signal, a file that would become too long is an error, as on a full disk.
+    let line = format!("trap '' XFSZ; ulimit -f 0; exec {} {words}", env!("CARGO_BIN_EXE_esker"));
+    let mut full = std::process::Command::new("sh");
+    let full = full.args(["-c", &line]).current_dir(scratch.path("")).output().unwrap();
+    let said = String::from_utf8_lossy(&full.stdout);
+    assert!(full.status.code() == Some(1) && said.contains("File too large"), "{full:?}");
+    scratch.run(&run).exits_with(0);
+    assert!(!scratch.path("data/esker-bench-cell").exists());
+}
+
+#[test]
+fn a_load_has_descriptors_for_its_connections() {
+    let scratch = Scratch::new();
+    let load = ["--records", "9", "--connections", "300", "--server-threads", "1"];
+    let words = [&SERVER[..], &TINY[2..], &load].concat().join(" ");
+    let line = format!("ulimit -Sn 200 && exec {} {words}", env!("CARGO_BIN_EXE_esker"));
+    let mut few = std::process::Command::new("sh");
+    let few = few.args(["-c", &line]).current_dir(scratch.path("")).output().unwrap();
+    assert!(few.status.success(), "{few:?}");
+}
+
+#[test]
 fn a_server_takes_the_load_whatever_is_set_for_another_one() {
     for load in [["--connections", "1500"], ["--value-size", "2097152"]] {
         let scratch = Scratch::new();
