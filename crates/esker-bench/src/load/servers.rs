@@ -21,10 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Connections beside those of the load.
 const CONNECTIONS_SPARE: usize = 64;
-/// More than the header of an item takes, in bytes.
-const ITEM_SIZE_SPARE: u64 = 1 << 10;
-/// Items of this size are taken by all servers, in bytes, whatever they are told.
+/// As much as the header of an item takes, in bytes.
+const ITEM_SIZE_SPARE: u64 = 64;
+/// Items of this size are taken by all servers, header included, in bytes, whatever they are told.
 const ITEM_SIZE_MIN: u64 = 1 << 20;
+/// Larger items are limited by memcached in multiples of this, in bytes.
+const MEMCACHED_CHUNK: u64 = 512 << 10;
+/// What memcached has of its own for items on their way to a file, and for each page of that file, in MiB.
+const EXTSTORE_BUFFER: u64 = 4;
+const EXTSTORE_PAGE: u64 = 64;
 
 /// How a server is to be.
 #[derive(Clone, Debug)]
@@ -194,7 +199,6 @@ impl Drop for Server {
 fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String>)> {
     let port = address.port().to_string();
     let threads = wanted.threads.max(1).to_string();
-    let mib = (wanted.memory_bytes >> 20).max(64).to_string();
     // One more asks whether it listens, and one fills.
     let connections = wanted.connections.saturating_add(CONNECTIONS_SPARE);
     let item_size = wanted.item_size_bytes.saturating_add(ITEM_SIZE_SPARE).max(ITEM_SIZE_MIN);
@@ -239,6 +243,10 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
         "memcached" | "memcached-extstore" => {
             memory_only(&wanted.name)?;
             let connections = connections.max(4096).to_string();
+            let item_size = item_size.next_multiple_of(MEMCACHED_CHUNK);
+            // An item has at most half of the memory.
+            let mib = (wanted.memory_bytes >> 20).max(64).max(item_size.div_ceil(1 << 19));
+            let mib = mib.to_string();
             let mut arguments = words(&[
                 "-l",
                 "127.0.0.1",
@@ -254,13 +262,16 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
                 "root",
             ]);
             if item_size > ITEM_SIZE_MIN {
-                arguments.extend(words(&["-I", &format!("{}k", item_size.div_ceil(1 << 10))]));
+                arguments.extend(words(&["-I", &format!("{}k", item_size >> 10)]));
             }
             if wanted.name == "memcached-extstore" {
                 // Every item goes to the device as soon as it may, as in a store whose data are larger than memory.
                 let path = Path::new(&folder).join("extstore").display().to_string();
+                // An item fits into a buffer, and buffers fill a page.
+                let buffer = item_size.div_ceil(1 << 20).next_power_of_two().max(EXTSTORE_BUFFER);
+                let page = buffer.max(EXTSTORE_PAGE);
                 let more = format!(
-                    "ext_path={path}:4G,ext_item_size=64,ext_item_age=0,ext_threads={threads}"
+                    "ext_page_size={page},ext_wbuf_size={buffer},ext_path={path}:4G,ext_item_size=64,ext_item_age=0,ext_threads={threads}"
                 );
                 arguments.extend(words(&["-o", &more]));
             }
@@ -351,11 +362,43 @@ mod tests {
             command(&wanted, address).unwrap().1.join(" ")
         };
         let esker = line("esker", 1500, 2 << 20);
-        for option in ["--connections-max 1564", "--item-size-max 2098176"] {
+        for option in ["--connections-max 1564", "--item-size-max 2097216"] {
             assert!(esker.contains(option), "{esker}");
         }
-        assert!(line("memcached", 5000, 2 << 20).contains("-c 5064 -u root -I 2049k"));
-        assert!(line("memcached", 4, 100).contains("-c 4096") && !esker.contains("-I"));
+        assert!(line("memcached", 5000, 2 << 20).contains("-c 5064 -u root -I 2560k"));
+        for least in [100, (1 << 20) - 64] {
+            let least = line("memcached", 4, least);
+            assert!(least.contains("-c 4096") && !least.contains("-I"), "{least}");
+        }
+        assert!(line("memcached", 4, (1 << 20) - 63).contains("-I 1536k"));
+        let large = line("memcached-extstore", 4, 100 << 20);
+        for option in ["-m 201 ", "-I 102912k", "ext_page_size=128,ext_wbuf_size=128,"] {
+            assert!(large.contains(option), "{large}");
+        }
+    }
+
+    #[test]
+    fn memcached_starts_for_items_of_any_size_and_takes_them() {
+        use std::io::{Read, Write};
+        for size in [100, (1 << 20) - 64, (1 << 20) - 63, 2 << 20, 5 << 20, 100 << 20] {
+            for name in ["memcached", "memcached-extstore"] {
+                let folder = tempfile::tempdir().unwrap();
+                let wanted = wanted(name, Protocol::Memcache, folder.path());
+                let wanted = Wanted { item_size_bytes: size, ..wanted };
+                let Some(server) = Server::start(&wanted).unwrap() else {
+                    // Not installed: nothing to see.
+                    continue;
+                };
+                let mut stream = TcpStream::connect(server.address).unwrap();
+                let value = "v".repeat(usize::try_from(size).unwrap() - 1);
+                stream
+                    .write_all(format!("set k 0 0 {}\r\n{value}\r\n", value.len()).as_bytes())
+                    .unwrap();
+                let mut reply = [0; 8];
+                stream.read_exact(&mut reply).unwrap();
+                assert_eq!(&reply, b"STORED\r\n", "{name} {size}: {:?}", server.options);
+            }
+        }
     }
 
     #[test]
