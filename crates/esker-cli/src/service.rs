@@ -345,7 +345,7 @@ pub(crate) fn raise_descriptors(connections_max: u64, cores: usize) -> Result<()
             return Ok(());
         }
         return Err(Failure::usage(format!(
-            "connections-max {connections_max} needs {wanted} open files and the system permits {most}; lower it, or raise the limit (ulimit -n)"
+            "{connections_max} connections need {wanted} open files and the system permits {most}; have fewer, or raise the limit (ulimit -n)"
         )));
     }
     let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };

@@ -3,6 +3,7 @@
 use super::arguments::ServerArguments;
 use super::{program, run, shown};
 use crate::failure::{Done, Failure};
+use crate::service::raise_descriptors;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::units::parse_size_bytes;
 use esker_bench::document::{Document, FORMAT, OperationFigures, Row};
