@@ -26,8 +26,8 @@ pub fn read_kernel(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Writes to a file of the kernel, which is there.
-pub(crate) fn tell_kernel(path: &Path, text: &str) -> Outcome<()> {
+/// Writes to the file itself: to one of the kernel, which is there, or where a part of the text says as much as all of it.
+pub(crate) fn write_in_place(path: &Path, text: &str) -> Outcome<()> {
     fs::write(path, text).map_err(at(path))
 }
 

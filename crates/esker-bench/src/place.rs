@@ -66,7 +66,10 @@ impl OwnFolder {
     pub fn renew(&self) -> Outcome<()> {
         self.check()?;
         files::create_folder(&self.0)?;
-        files::write(&self.mark(), MARK_WORDS)?;
+        // Not by way of another name, which alone would be no mark: that the file is there says enough, cut short or not.
+        if !self.mark().is_file() {
+            files::write_in_place(&self.mark(), MARK_WORDS)?;
+        }
         files::remove_folder(&self.data())?;
         files::create_folder(&self.data())
     }

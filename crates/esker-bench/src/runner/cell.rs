@@ -159,7 +159,8 @@ pub fn run(cell: &Cell, registry: &Registry, tell: &mut dyn FnMut(Event)) -> Out
     };
     let done = done.map_err(|failure| failure.during(&cell.system));
     if cell.stage != Stage::LoadAndLeave || done.is_err() {
-        runner.folder.remove()?;
+        // Why the cell failed says more than why its folder stays.
+        return done.and(runner.folder.remove());
     }
     done
 }
