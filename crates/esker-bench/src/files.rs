@@ -48,8 +48,9 @@ pub fn check_writable(path: &Path) -> Outcome<()> {
     if path.is_dir() {
         return Err(named(&path.display(), &ErrorKind::IsADirectory.into()));
     }
-    let new = new_name(path);
-    fs::write(&new, "").and_then(|()| fs::remove_file(&new)).map_err(at(path))
+    // A name that nobody has: what is to be written may have been begun before, or be somebody else's.
+    let tried = new_name(&path.with_added_extension(std::process::id().to_string()));
+    fs::File::create_new(&tried).and_then(|_| fs::remove_file(&tried)).map_err(at(path))
 }
 
 /// What a file is called until all of it is there.
@@ -105,4 +106,26 @@ pub fn disk_usage_bytes(folder: &Path) -> u64 {
             Err(_) => 0,
         })
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_beside_a_file_that_can_be_written_stays() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("result.json");
+        let others = [path.clone(), new_name(&path)];
+        for other in &others {
+            fs::write(other, "mine").unwrap();
+        }
+        check_writable(&path).unwrap();
+        for other in &others {
+            assert_eq!(read(other).unwrap(), "mine");
+        }
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 2);
+        let refused = check_writable(&scratch.path().join("none/result.json")).unwrap_err();
+        assert!(refused.to_string().contains("none/result.json: "), "{refused}");
+    }
 }
