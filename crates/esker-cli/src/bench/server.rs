@@ -96,8 +96,8 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
     let connections = arguments.connections.iter().copied().max().unwrap_or(1);
     raise_descriptors(connections as u64, arguments.threads)?;
     files::create_folder(&arguments.data)?;
-    // Servers that are started have data there.
     run::check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
+    // Servers that are started have data there.
     let _taken = match target {
         Some(_) => None,
         None => Some(place::take(&arguments.data).map_err(usage)?),
