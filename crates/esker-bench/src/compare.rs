@@ -1,6 +1,7 @@
 //! One result beside another: what differs by more than the noise that the older one measured.
 
 use crate::document::{Document, Group, Row};
+use crate::plan::FAILED;
 use crate::statistics::{CONFIDENCE, Spread};
 use std::fmt::Write as _;
 
@@ -50,8 +51,10 @@ pub struct Comparison {
     pub warnings: Vec<String>,
     /// Settings that both have.
     pub both: Vec<Compared>,
-    /// Settings that only one has.
-    pub one: Vec<String>,
+    /// Settings that only the newer one has.
+    pub new: Vec<String>,
+    /// What the older one has and the newer one lacks: settings that it has no figures of, and repetitions that failed.
+    pub lost: Vec<String>,
 }
 
 /// Compares two documents.
@@ -70,7 +73,7 @@ pub fn compare(old: &Document, new: &Document) -> Comparison {
     for group in new_groups.iter().filter(has) {
         let other = old_groups.iter().filter(has).find(|other| other.setting == group.setting);
         let Some(other) = other else {
-            comparison.one.push(format!("only new: {}", words(group)));
+            comparison.new.push(format!("only new: {}", words(group)));
             continue;
         };
         let p99 = |group: &Group<'_>| group.spread(|row| row.p99_us).median;
@@ -86,7 +89,15 @@ pub fn compare(old: &Document, new: &Document) -> Comparison {
     }
     for group in old_groups.iter().filter(has) {
         if !new_groups.iter().filter(has).any(|other| other.setting == group.setting) {
-            comparison.one.push(format!("only old: {}", words(group)));
+            comparison.lost.push(format!("only old: {}", words(group)));
+        }
+    }
+    let fails = |group: &&Group<'_>| group.skipped.is_some_and(|why| why.starts_with(FAILED));
+    for group in new_groups.iter().filter(fails) {
+        // What failed before is no change.
+        if !old_groups.iter().filter(fails).any(|other| other.setting == group.setting) {
+            let why = group.skipped.unwrap_or_default();
+            comparison.lost.push(format!("{}: {why}", words(group)));
         }
     }
     comparison
@@ -166,7 +177,7 @@ impl Comparison {
                 compared.setting
             );
         }
-        for line in &self.one {
+        for line in self.new.iter().chain(&self.lost) {
             let _ = writeln!(text, "{line}");
         }
         let known = self.both.iter().filter(|compared| compared.agrees().is_some()).count();
@@ -181,10 +192,13 @@ impl Comparison {
         text
     }
 
-    /// Whether more settings differ than chance brings: for an exit code. With n settings, chance brings a
-    /// number that is binomial; more than its mean and three standard deviations is no chance.
+    /// Whether more settings differ than chance brings, something was lost, or there was nothing to compare: for an exit code.
+    /// With n settings, chance brings a number that is binomial; more than its mean and three standard deviations is no chance.
     #[must_use]
     pub fn is_different(&self) -> bool {
+        if self.both.is_empty() || !self.lost.is_empty() {
+            return true;
+        }
         let known = self.both.iter().filter(|compared| compared.agrees().is_some()).count();
         let n = crate::numbers::real(known as u64);
         let p = 1.0 - CONFIDENCE;
@@ -279,7 +293,29 @@ mod tests {
         let mut new = document(&[("b", [1.0, 1.0, 1.0])]);
         new.machine.kernel = "another".to_owned();
         let comparison = compare(&old, &new);
-        assert_eq!((comparison.both.len(), comparison.one.len()), (0, 2));
+        assert_eq!(comparison.both.len(), 0);
+        assert_eq!((comparison.new.len(), comparison.lost.len()), (1, 1));
         assert!(comparison.warnings[0].contains("machines differ"));
+    }
+
+    #[test]
+    fn what_the_newer_result_lacks_is_a_difference() {
+        let [a, b] = [("a", [1.0, 1.0, 1.0]), ("b", [1.0, 1.0, 1.0])];
+        let (one, both) = (document(&[a]), document(&[a, b]));
+        assert!(compare(&both, &one).is_different());
+        // What the older one lacks is none.
+        assert!(!compare(&one, &both).is_different());
+        assert!(compare(&one, &document(&[b])).is_different());
+        let nothing = document(&[]);
+        assert!(compare(&nothing, &nothing).is_different());
+        let failing = |place: usize| {
+            let mut failing = both.clone();
+            failing.rows[place].skipped = Some(format!("{FAILED}no space"));
+            failing
+        };
+        let comparison = compare(&both, &failing(4));
+        assert!(comparison.is_different() && comparison.words().contains("no space"));
+        // It failed before, too.
+        assert!(!compare(&failing(3), &failing(4)).is_different());
     }
 }

@@ -5,7 +5,7 @@ use crate::failure::{Failure, Outcome};
 use std::fmt::Display;
 use std::fs;
 use std::io::{BufReader, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn at(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
     move |error| named(&path.display(), &error)
@@ -26,8 +26,8 @@ pub fn read_kernel(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Writes to a file of the kernel, which is there.
-pub(crate) fn tell_kernel(path: &Path, text: &str) -> Outcome<()> {
+/// Writes to the file itself: to one of the kernel, which is there, or where a part of the text says as much as all of it.
+pub(crate) fn write_in_place(path: &Path, text: &str) -> Outcome<()> {
     fs::write(path, text).map_err(at(path))
 }
 
@@ -38,11 +38,26 @@ pub(crate) fn remove_empty_folder(path: &Path) {
 
 /// Replaces a file as a whole: a reader finds the old text or the new one.
 pub fn write(path: &Path, text: &str) -> Outcome<()> {
+    let new = new_name(path);
+    fs::write(&new, text).map_err(at(&new))?;
+    fs::rename(&new, path).map_err(at(path))
+}
+
+/// Finds out whether [`write()`] could put a file there now; what is there stays, and nothing is added.
+pub fn check_writable(path: &Path) -> Outcome<()> {
+    if path.is_dir() {
+        return Err(named(&path.display(), &ErrorKind::IsADirectory.into()));
+    }
+    // A name that nobody has: what is to be written may have been begun before, or be somebody else's.
+    let tried = new_name(&path.with_added_extension(std::process::id().to_string()));
+    fs::File::create_new(&tried).and_then(|_| fs::remove_file(&tried)).map_err(at(path))
+}
+
+/// What a file is called until all of it is there.
+fn new_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
-    let new = Path::new(&name);
-    fs::write(new, text).map_err(at(new))?;
-    fs::rename(new, path).map_err(at(path))
+    name.into()
 }
 
 /// Lines of a file.
@@ -91,4 +106,26 @@ pub fn disk_usage_bytes(folder: &Path) -> u64 {
             Err(_) => 0,
         })
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_beside_a_file_that_can_be_written_stays() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("result.json");
+        let others = [path.clone(), new_name(&path)];
+        for other in &others {
+            fs::write(other, "mine").unwrap();
+        }
+        check_writable(&path).unwrap();
+        for other in &others {
+            assert_eq!(read(other).unwrap(), "mine");
+        }
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 2);
+        let refused = check_writable(&scratch.path().join("none/result.json")).unwrap_err();
+        assert!(refused.to_string().contains("none/result.json: "), "{refused}");
+    }
 }

@@ -26,6 +26,7 @@ pub mod machine;
 pub mod memory;
 pub mod micro;
 mod numbers;
+pub mod place;
 pub mod plan;
 pub mod raw;
 pub mod report;

@@ -29,13 +29,13 @@ impl MemoryGroup {
         };
         if limit == "memory.max" {
             // It is on already, or the limit below says that it is not.
-            let _ = files::tell_kernel(&above.join("cgroup.subtree_control"), "+memory");
+            let _ = files::write_in_place(&above.join("cgroup.subtree_control"), "+memory");
         }
         let group = MemoryGroup(above.join(own));
         let why =
             |failure: Failure| failure.during("memory: no group of processes is bounded here");
         files::create_folder(&group.0).map_err(why)?;
-        files::tell_kernel(&group.0.join(limit), &bytes.to_string()).map_err(why)?;
+        files::write_in_place(&group.0.join(limit), &bytes.to_string()).map_err(why)?;
         Ok(group)
     }
 
@@ -44,7 +44,7 @@ impl MemoryGroup {
     /// # Errors
     /// What the kernel says.
     pub fn take_in(&self, process: u32) -> Outcome<()> {
-        files::tell_kernel(&self.0.join("cgroup.procs"), &process.to_string())
+        files::write_in_place(&self.0.join("cgroup.procs"), &process.to_string())
     }
 }
 

@@ -152,6 +152,12 @@ impl Plan {
             data seed trace_timing)
     }
 
+    /// The folder for data.
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        self.data.clone().unwrap_or_else(|| PathBuf::from("./esker-bench-data"))
+    }
+
     /// Every workload, as it is to run.
     ///
     /// # Errors
@@ -407,7 +413,7 @@ pub fn run(
     mut launch: impl FnMut(&Cell, &mut dyn FnMut(Event)) -> Outcome<()>,
     mut tell: impl FnMut(usize, usize, &Event),
 ) -> Outcome<Document> {
-    let folder = plan.data.clone().unwrap_or_else(|| PathBuf::from("./esker-bench-data"));
+    let folder = plan.folder();
     for system in plan.systems.iter().flatten() {
         registry.find(system)?;
     }

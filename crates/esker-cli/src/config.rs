@@ -166,6 +166,8 @@ pub(crate) struct Config {
     /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     pub(crate) limits: Limits,
+    /// What is not left to the defaults, and how it was asked for; in a file, what is unlike them.
+    pub(crate) asked: BTreeMap<String, String>,
 }
 
 impl Config {
@@ -188,6 +190,7 @@ impl Config {
             config
                 .set(name, &values)
                 .map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
+            config.asked.insert(name.to_owned(), format!("--{name} {}", values.join(",")));
         }
         config.limits.check(config.tls_cert.is_some()).map_err(Failure::usage)?;
         config.flex().check()?;
@@ -271,8 +274,10 @@ impl Config {
             spin: Duration::ZERO,
             io: Vec::new(),
             limits: Limits::default(),
+            asked: BTreeMap::new(),
         };
         config.read(&Config::print_defaults(), "defaults")?;
+        config.asked.clear();
         Ok(config)
     }
 
@@ -305,7 +310,13 @@ impl Config {
             let line = line_of(value.span().start);
             let failed = |words: String| Failure::usage(format!("{file}:{line}: {name}: {words}"));
             let values = texts(value.get_ref()).map_err(failed)?;
+            let before = self.clone();
             self.set(&name, &values).map_err(failed)?;
+            // A file may be all that `--print-defaults` writes, of which nothing is asked for.
+            if *self != before {
+                let asked = format!("{file}:{line}: {name} = {}", values.join(","));
+                self.asked.insert(name, asked);
+            }
         }
         Ok(())
     }
@@ -368,7 +379,7 @@ fn optional_path(text: &str) -> Option<PathBuf> {
 }
 
 /// Where `path` leads, links followed as far as there is something.
-fn place_of(path: &Path) -> PathBuf {
+pub(crate) fn place_of(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path);
     let mut place = PathBuf::new();
     for part in whole.as_deref().unwrap_or(path).components() {

@@ -26,14 +26,15 @@ use crate::service::say;
 use crate::store::{open_or_make, open_to_read, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use esker::media::unfinished;
 use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions, Store};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// The format in short, for `--help`.
@@ -142,32 +143,36 @@ struct Target {
 impl Target {
     fn create(path: &Path) -> Result<Target, Failure> {
         // What a symbolic link names is replaced, not the link.
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut options = OpenOptions::new();
-        options.write(true).mode(0o600);
-        let names = match (std::fs::metadata(&path), path.file_name()) {
-            (Ok(found), _) if found.file_type().is_block_device() => {
+        let path = unfinished::replaced(path);
+        let failed = |at: &Path, source: std::io::Error| Failure::io(at.display(), &source);
+        match std::fs::metadata(&path) {
+            Ok(found) if found.file_type().is_block_device() => {
                 let words = format!("{} is a disk, and a dump goes to a file", path.display());
                 return Err(Failure::usage(words));
             }
-            (Ok(found), _) if !found.is_file() => None,
-            (_, None) => None,
-            (_, Some(name)) => {
-                check_replaced(&path)?;
-                let until = path.with_file_name(format!(".{}.esker", name.display()));
-                // That of a dump which was killed is written over.
-                options.create(true);
-                Some((until, path.clone()))
-            }
-        };
-        let at = names.as_ref().map_or(&path, |(until, _)| until);
-        let failed = |source: std::io::Error| Failure::io(at.display(), &source);
-        #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
-        let file = options.open(at).map_err(failed)?;
-        if names.is_some() {
-            own(&file, at).map_err(failed)?;
+            Ok(found) if !found.is_file() => return Target::as_it_is(&path),
+            _ => {}
         }
-        Ok(Target { file, names })
+        let Some(until) = unfinished::unfinished_name(&path) else {
+            return Target::as_it_is(&path);
+        };
+        check_replaced(&path)?;
+        match unfinished::create_unfinished(&until) {
+            Ok(Some(fd)) => Ok(Target { file: fd.into(), names: Some((until, path)) }),
+            Ok(None) => {
+                let words = "another dump writes to this file";
+                Err(failed(&until, std::io::Error::other(words)))
+            }
+            Err(errno) => Err(failed(&until, errno.into())),
+        }
+    }
+
+    /// A pipe or a device.
+    fn as_it_is(path: &Path) -> Result<Target, Failure> {
+        #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
+        let file = OpenOptions::new().write(true).open(path);
+        let file = file.map_err(|source| Failure::io(path.display(), &source))?;
+        Ok(Target { file, names: None })
     }
 
     /// Gives the file its name.
@@ -198,21 +203,6 @@ fn check_replaced(path: &Path) -> Result<(), Failure> {
             Err(Failure::usage(format!("{} {words}", path.display())))
         }
     }
-}
-
-/// Takes the file of this name for one dump, and empties it.
-fn own(file: &File, path: &Path) -> std::io::Result<()> {
-    let busy = || std::io::Error::other("another dump writes to this file");
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => return Err(busy()),
-        locked => locked?,
-    }
-    // The other one may have been done just before, and given the file its name.
-    let (here, there) = (file.metadata()?, std::fs::symlink_metadata(path)?);
-    if (here.dev(), here.ino()) != (there.dev(), there.ino()) {
-        return Err(busy());
-    }
-    file.set_len(0)
 }
 
 /// Makes the name of a file durable, where the folder can be opened for that: who may write there need not be one who may

@@ -4,6 +4,7 @@ use crate::arguments::{Data, Servers};
 use crate::failure::{Done, Failure};
 use crate::output::output_failed;
 use crate::store::open_to_read;
+use esker::EngineKind;
 use esker_base::units::format_size_bytes;
 use serde::Serialize;
 use std::io::Write;
@@ -12,6 +13,8 @@ use std::io::Write;
 struct Figures {
     /// None: nobody knows.
     items: Option<u64>,
+    /// Whether there are not fewer.
+    items_are_exact: bool,
     tombstones: u64,
     live_bytes: u64,
     capacity_bytes: u64,
@@ -33,6 +36,8 @@ pub(crate) fn stat(data: &Data, servers: &Servers, json: bool) -> Result<Done, F
     let stats = store.stats();
     let figures = Figures {
         items: (!stats.has_more_items).then_some(stats.items),
+        // It does not look at what a write replaces.
+        items_are_exact: !stats.has_more_items && store.engine() != EngineKind::Flex,
         tombstones: stats.tombstones,
         live_bytes: stats.live_bytes,
         capacity_bytes: stats.capacity_bytes,
@@ -60,7 +65,8 @@ fn words(figures: &Figures) -> String {
     let mut lines = vec![
         format!("data       {}", figures.device),
         match figures.items {
-            Some(items) => format!("items      {items}"),
+            Some(items) if figures.items_are_exact => format!("items      {items}"),
+            Some(items) => format!("items      up to {items}"),
             None => "items      not counted since the store was restored, or not closed".to_owned(),
         },
         format!("tombstones {}", figures.tombstones),

@@ -29,7 +29,12 @@ fn cluster(servers: &Servers) -> Result<Cluster, Failure> {
     let credentials = match &servers.auth_file {
         None => None,
         Some(path) => {
-            let text = String::from_utf8(read_file(path)?).unwrap_or_default();
+            let text = String::from_utf8(read_file(path)?).map_err(|_| {
+                Failure::usage(format!(
+                    "{}: what clients say is UTF-8, and this is not",
+                    path.display()
+                ))
+            })?;
             let known = text.lines().find_map(|line| line.split_once(':'));
             let (user, password) = known.ok_or_else(|| {
                 Failure::usage(format!("{}: there is no line user:password", path.display()))

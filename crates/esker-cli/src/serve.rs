@@ -23,7 +23,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     let key = config.tls_key.as_ref().or(config.tls_cert.as_ref());
     let secrets =
         Secrets::read(config.auth_file.clone(), config.tls_cert.clone().zip(key.cloned()))?;
-    if arguments.size.is_some() || config.size_bytes != Config::defaults()?.size_bytes {
+    if config.asked.contains_key("size") {
         fits(&config.data, config.size_bytes)?;
     }
     let mut store = options_at(&config.data);
@@ -64,12 +64,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         log: "info",
         secrets,
         asked: AskedOfNew {
-            size: arguments.size.as_ref().map(|size| format!("--size {size}")),
-            no_cache: arguments
-                .cache
-                .as_ref()
-                .filter(|_| !config.cache)
-                .map(|given| format!("--cache {given}")),
+            size: config.asked.get("size").cloned(),
+            no_cache: config.asked.get("cache").filter(|_| !config.cache).cloned(),
         },
     };
     service.run(|_| Ok(()), || Ok(()))

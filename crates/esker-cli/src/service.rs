@@ -11,6 +11,7 @@
 //! crash. SIGHUP has the files with credentials and certificates read again, as memcached does; if one
 //! is wrong, that is said, and what was read before stays.
 
+use crate::config::place_of;
 use crate::failure::{Done, Failure};
 use crate::store::open_served;
 use esker::{Options, Stats};
@@ -25,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use tracing_subscriber::EnvFilter;
 
 /// How long requests that were received may take after the first signal.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -135,8 +137,13 @@ impl Service {
         let durability = self.store.durability;
         let was_there = self.store.engine_there().is_some();
         if !was_there {
-            // Before there is a store that nobody can serve from.
-            self.server.check_addresses()?;
+            // Before there is a store that nobody can serve from. With it come its folder and those above, where sockets may lie.
+            let data = std::iter::once(&self.store.path).chain(&self.store.devices);
+            let data: Vec<PathBuf> = data.map(|path| place_of(path)).collect();
+            self.server.check_addresses(|folder| {
+                let folder = place_of(folder);
+                data.iter().any(|data| data.starts_with(&folder))
+            })?;
         }
         // Items are over when clients were told.
         self.store.clock = self.server.clock.clone();
@@ -244,10 +251,17 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// What is logged, in place of all from some level on.
+const LOG_VARIABLE: &str = "ESKER_LOG";
+
 /// Log events go to standard error, those from `level` on unless `ESKER_LOG` says otherwise.
 fn start_log(level: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ESKER_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|error| {
+        if std::env::var_os(LOG_VARIABLE).is_some() {
+            say(&format!("warning: {LOG_VARIABLE} is no filter and is ignored: {error}"));
+        }
+        EnvFilter::new(level)
+    });
     // Fails only if there is a log already.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -331,7 +345,7 @@ pub(crate) fn raise_descriptors(connections_max: u64, cores: usize) -> Result<()
             return Ok(());
         }
         return Err(Failure::usage(format!(
-            "connections-max {connections_max} needs {wanted} open files and the system permits {most}; lower it, or raise the limit (ulimit -n)"
+            "{connections_max} connections need {wanted} open files and the system permits {most}; have fewer, or raise the limit (ulimit -n)"
         )));
     }
     let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };

@@ -15,6 +15,7 @@ pub mod pmem;
 pub mod refused;
 pub mod sim;
 pub mod striped;
+pub mod unfinished;
 
 // The kit's, which depends on this crate.
 #[cfg(test)]

@@ -11,7 +11,8 @@
 //! tried again for two seconds.
 
 use esker::{Error, ErrorKind, Result};
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{Access, FileType, Mode};
+use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io::{Error as IoError, ErrorKind as IoErrorKind, Result as IoResult};
@@ -183,6 +184,17 @@ impl ListenAddress {
         }
     }
 
+    /// The socket file, if it is one.
+    #[must_use]
+    pub fn socket_file(&self) -> Option<&Path> {
+        match self {
+            ListenAddress::Tcp(_) | ListenAddress::NativeTcp(_) => None,
+            ListenAddress::Unix(path)
+            | ListenAddress::NativeUnix(path)
+            | ListenAddress::Shared(path) => Some(path),
+        }
+    }
+
     /// Whether only this machine can reach the address.
     #[must_use]
     pub fn is_local(&self) -> bool {
@@ -197,36 +209,66 @@ impl ListenAddress {
                 format!("{self} can be reached from other machines; --allow-remote permits it"),
             ));
         }
-        let failed = |source| {
-            let error = Error::io("listen", source);
-            let kind = if error.kind() == ErrorKind::InvalidArgument {
-                ErrorKind::Io
-            } else {
-                error.kind()
-            };
-            error.with_kind(kind).context(self.to_string())
-        };
-        let listen = || match self {
+        let socket = self.patiently(|| match self {
             ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => listen_tcp(*address),
             ListenAddress::Unix(path)
             | ListenAddress::NativeUnix(path)
             | ListenAddress::Shared(path) => listen_unix(path, unix_mode),
-        };
-        let mut socket = listen();
-        for _ in 0..BIND_TRIES {
-            if !socket.as_ref().is_err_and(|error| error.kind() == IoErrorKind::AddrInUse) {
-                break;
-            }
-            esker_trt::sleep(BIND_REST);
-            socket = listen();
-        }
-        let socket = socket.map_err(failed)?;
+        })?;
         // The port may have been the system's to choose; a socket file is where it was asked for.
-        let address = socket.local_addr().map_err(failed)?.as_socket();
+        let address = socket.local_addr().map_err(|source| self.failed(source))?.as_socket();
         let bound = address.filter(|_| self.tcp().is_some());
         let bound =
             bound.map_or_else(|| self.clone(), |found| Self::tcp_of(self.protocol(), found));
         Ok((socket.into(), bound))
+    }
+
+    /// Finds out whether a socket could be bound to its file now, without making one: whoever waits for the file would take it for a
+    /// server that is ready. Of a folder that is not there yet `will_be` says whether somebody makes it before the server listens.
+    pub(crate) fn check_socket_file(
+        &self,
+        path: &Path,
+        will_be: impl Fn(&Path) -> bool,
+    ) -> Result<()> {
+        self.patiently(|| {
+            make_way(path)?;
+            if rustix::fs::lstat(path).is_ok() {
+                return Err(IoErrorKind::AddrInUse.into());
+            }
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new("."));
+            match rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK) {
+                Err(Errno::NOENT) if will_be(folder) => Ok(()),
+                done => Ok(done?),
+            }
+        })
+    }
+
+    /// What is said of an address that two want.
+    pub(crate) fn in_use(&self) -> Error {
+        self.failed(IoErrorKind::AddrInUse.into())
+    }
+
+    /// What `call` gives, which is tried again while the address is in use.
+    fn patiently<T>(&self, call: impl Fn() -> IoResult<T>) -> Result<T> {
+        let mut done = call();
+        for _ in 0..BIND_TRIES {
+            if !done.as_ref().is_err_and(|error| error.kind() == IoErrorKind::AddrInUse) {
+                break;
+            }
+            esker_trt::sleep(BIND_REST);
+            done = call();
+        }
+        done.map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: IoError) -> Error {
+        let error = Error::io("listen", source);
+        let kind = match error.kind() {
+            ErrorKind::InvalidArgument => ErrorKind::Io,
+            kind => kind,
+        };
+        error.with_kind(kind).context(self.to_string())
     }
 }
 
@@ -243,17 +285,23 @@ fn listen_tcp(address: SocketAddr) -> IoResult<Socket> {
 }
 
 fn listen_unix(path: &Path, mode: u32) -> IoResult<Socket> {
-    let address = SockAddr::unix(path)?;
+    let address = make_way(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&address)?;
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+/// The address of a socket file, where none is left on which nobody answers.
+fn make_way(path: &Path) -> IoResult<SockAddr> {
+    let address = SockAddr::unix(path)?;
     let is_socket =
         |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     if rustix::fs::lstat(path).is_ok_and(is_socket) {
         clear_away(path, &address)?;
     }
-    socket.bind(&address)?;
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
-    socket.listen(BACKLOG)?;
-    Ok(socket)
+    Ok(address)
 }
 
 /// Removes a socket file on which nobody answers. Only a refusal tells that: a socket of another kind, or another user's, may be alive.

@@ -31,7 +31,7 @@ use esker_trt::net::{Listener, Stream};
 use esker_trt::{RemoteJoin, Runtime};
 use parking_lot::Mutex;
 use std::io::ErrorKind as IoErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -108,14 +108,23 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Finds out whether the server could listen now where it is to: at network addresses, not at socket files.
+    /// Finds out whether the server could listen now where it is to; leaves no socket file. Of a folder for one that is not there yet
+    /// `will_be` says whether it is made before the server starts.
     ///
     /// # Errors
     /// As those of [`Server::start`] for an address.
-    pub fn check_addresses(&self) -> Result<()> {
-        let of_network = |address: &&ListenAddress| address.tcp().is_some();
-        for address in self.listen.iter().chain(&self.listen_plain).filter(of_network) {
-            address.bind(self.allow_remote, self.unix_mode)?;
+    pub fn check_addresses(&self, will_be: impl Fn(&Path) -> bool) -> Result<()> {
+        // Until the last one is known: two may want one port, or one file.
+        let (mut held, mut files) = (Vec::new(), Vec::new());
+        for address in self.listen.iter().chain(&self.listen_plain) {
+            match address.socket_file() {
+                None => held.push(address.bind(self.allow_remote, self.unix_mode)?),
+                Some(path) if files.contains(&path) => return Err(address.in_use()),
+                Some(path) => {
+                    address.check_socket_file(path, &will_be)?;
+                    files.push(path);
+                }
+            }
         }
         Ok(())
     }

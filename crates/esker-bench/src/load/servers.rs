@@ -6,6 +6,7 @@
 use super::protocol::Protocol;
 use crate::failure::{Failure, Outcome};
 use crate::files;
+use crate::place::OwnFolder;
 use crate::system::Durability;
 use esker_base::clock::{Clock, SystemClock};
 use esker_trt::sleep;
@@ -18,6 +19,18 @@ use std::time::Duration;
 /// How long a server may take to listen, or to end when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Connections beside those of the load.
+const CONNECTIONS_SPARE: usize = 64;
+/// As much as the header of an item takes, in bytes.
+const ITEM_SIZE_SPARE: u64 = 64;
+/// Items of this size are taken by all servers, header included, in bytes, whatever they are told.
+const ITEM_SIZE_MIN: u64 = 1 << 20;
+/// Larger items are limited by memcached in multiples of this, in bytes.
+const MEMCACHED_CHUNK: u64 = 512 << 10;
+/// What memcached has of its own for items on their way to a file, and for each page of that file, in MiB.
+const EXTSTORE_BUFFER: u64 = 4;
+const EXTSTORE_PAGE: u64 = 64;
+
 /// How a server is to be.
 #[derive(Clone, Debug)]
 pub struct Wanted {
@@ -27,12 +40,16 @@ pub struct Wanted {
     pub protocol: Protocol,
     /// Threads.
     pub threads: usize,
+    /// Connections that are to be served at a time.
+    pub connections: usize,
+    /// The longest value, in bytes, with its key.
+    pub item_size_bytes: u64,
     /// Memory for data, in bytes, of those that keep them there.
     pub memory_bytes: u64,
     /// What an acknowledgement promises.
     pub durability: Durability,
     /// Folder for data.
-    pub folder: PathBuf,
+    pub folder: OwnFolder,
     /// The program `esker`.
     pub esker: PathBuf,
 }
@@ -63,7 +80,7 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    folder: PathBuf,
+    folder: OwnFolder,
     /// Where it listens.
     pub address: SocketAddr,
     /// How it is set up.
@@ -85,12 +102,18 @@ impl Server {
             );
             return Err(Failure::new(words));
         }
-        files::remove_folder(&wanted.folder)?;
-        files::create_folder(&wanted.folder)?;
+        wanted.folder.renew()?;
         // The port is free when this is asked; a server that finds it taken does not come up, and says so.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let (program, arguments) = command(wanted, address)?;
-        let child = Command::new(&program)
+        // What is set for another server is not what is measured.
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        let ours = ours.filter(|name| name.as_encoded_bytes().starts_with(b"ESKER_"));
+        let mut start = Command::new(&program);
+        for name in ours {
+            start.env_remove(name);
+        }
+        let child = start
             .args(&arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -168,7 +191,7 @@ impl Drop for Server {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = files::remove_folder(&self.folder);
+        let _ = self.folder.remove();
     }
 }
 
@@ -176,8 +199,10 @@ impl Drop for Server {
 fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String>)> {
     let port = address.port().to_string();
     let threads = wanted.threads.max(1).to_string();
-    let mib = (wanted.memory_bytes >> 20).max(64).to_string();
-    let folder = wanted.folder.display().to_string();
+    // One more asks whether it listens, and one fills.
+    let connections = wanted.connections.saturating_add(CONNECTIONS_SPARE);
+    let item_size = wanted.item_size_bytes.saturating_add(ITEM_SIZE_SPARE).max(ITEM_SIZE_MIN);
+    let folder = wanted.folder.data().display().to_string();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let memory_only = |name: &str| match wanted.durability {
         Durability::None => Ok(()),
@@ -187,6 +212,13 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
         "esker" => {
             let listen = format!("{}://{address}", wanted.protocol);
             let durability = wanted.durability.to_string();
+            // The limit is of values, up to a GiB. Each connection may have one under way, and an old one beside it.
+            let item_size = item_size.min(1 << 30);
+            let each = wanted.item_size_bytes.saturating_mul(2).saturating_add(64 << 10);
+            let memory = each.saturating_mul(connections as u64).saturating_add(8 * item_size);
+            let memory = memory.max(256 << 20).to_string();
+            let (connections, item_size) =
+                (connections.max(1024).to_string(), item_size.to_string());
             let arguments = words(&[
                 "serve",
                 "--listen",
@@ -199,11 +231,22 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
                 &threads,
                 "--durability",
                 &durability,
+                "--connections-max",
+                &connections,
+                "--item-size-max",
+                &item_size,
+                "--memory-max",
+                &memory,
             ]);
             (wanted.esker.clone(), arguments)
         }
         "memcached" | "memcached-extstore" => {
             memory_only(&wanted.name)?;
+            let connections = connections.max(4096).to_string();
+            let item_size = item_size.next_multiple_of(MEMCACHED_CHUNK);
+            // An item has at most half of the memory.
+            let mib = (wanted.memory_bytes >> 20).max(64).max(item_size.div_ceil(1 << 19));
+            let mib = mib.to_string();
             let mut arguments = words(&[
                 "-l",
                 "127.0.0.1",
@@ -214,15 +257,21 @@ fn command(wanted: &Wanted, address: SocketAddr) -> Outcome<(PathBuf, Vec<String
                 "-m",
                 &mib,
                 "-c",
-                "4096",
+                &connections,
                 "-u",
                 "root",
             ]);
+            if item_size > ITEM_SIZE_MIN {
+                arguments.extend(words(&["-I", &format!("{}k", item_size >> 10)]));
+            }
             if wanted.name == "memcached-extstore" {
                 // Every item goes to the device as soon as it may, as in a store whose data are larger than memory.
                 let path = Path::new(&folder).join("extstore").display().to_string();
+                // An item fits into a buffer, and buffers fill a page.
+                let buffer = item_size.div_ceil(1 << 20).next_power_of_two().max(EXTSTORE_BUFFER);
+                let page = buffer.max(EXTSTORE_PAGE);
                 let more = format!(
-                    "ext_path={path}:4G,ext_item_size=64,ext_item_age=0,ext_threads={threads}"
+                    "ext_page_size={page},ext_wbuf_size={buffer},ext_path={path}:4G,ext_item_size=64,ext_item_age=0,ext_threads={threads}"
                 );
                 arguments.extend(words(&["-o", &more]));
             }
@@ -267,9 +316,11 @@ mod tests {
             name: name.to_owned(),
             protocol,
             threads: 1,
+            connections: 4,
+            item_size_bytes: 100,
             memory_bytes: 64 << 20,
             durability: Durability::None,
-            folder: folder.join("server"),
+            folder: OwnFolder::of_server(folder),
             esker: PathBuf::from("/nonexistent/esker"),
         }
     }
@@ -298,6 +349,55 @@ mod tests {
             assert!(server.usage().rss_bytes > 0, "{name}");
             drop(server);
             assert!(TcpStream::connect(address).is_err(), "{name} goes on");
+        }
+    }
+
+    #[test]
+    fn servers_are_told_of_loads_beyond_what_they_take_by_default() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = "127.0.0.1:11211".parse().unwrap();
+        let line = |name: &str, connections, item_size_bytes| {
+            let wanted = wanted(name, Protocol::Memcache, folder.path());
+            let wanted = Wanted { connections, item_size_bytes, ..wanted };
+            command(&wanted, address).unwrap().1.join(" ")
+        };
+        let esker = line("esker", 1500, 2 << 20);
+        for option in ["--connections-max 1564", "--item-size-max 2097216"] {
+            assert!(esker.contains(option), "{esker}");
+        }
+        assert!(line("memcached", 5000, 2 << 20).contains("-c 5064 -u root -I 2560k"));
+        for least in [100, (1 << 20) - 64] {
+            let least = line("memcached", 4, least);
+            assert!(least.contains("-c 4096") && !least.contains("-I"), "{least}");
+        }
+        assert!(line("memcached", 4, (1 << 20) - 63).contains("-I 1536k"));
+        let large = line("memcached-extstore", 4, 100 << 20);
+        for option in ["-m 201 ", "-I 102912k", "ext_page_size=128,ext_wbuf_size=128,"] {
+            assert!(large.contains(option), "{large}");
+        }
+    }
+
+    #[test]
+    fn memcached_starts_for_items_of_any_size_and_takes_them() {
+        use std::io::{Read, Write};
+        for size in [100, (1 << 20) - 64, (1 << 20) - 63, 2 << 20, 5 << 20, 100 << 20] {
+            for name in ["memcached", "memcached-extstore"] {
+                let folder = tempfile::tempdir().unwrap();
+                let wanted = wanted(name, Protocol::Memcache, folder.path());
+                let wanted = Wanted { item_size_bytes: size, ..wanted };
+                let Some(server) = Server::start(&wanted).unwrap() else {
+                    // Not installed: nothing to see.
+                    continue;
+                };
+                let mut stream = TcpStream::connect(server.address).unwrap();
+                let value = "v".repeat(usize::try_from(size).unwrap() - 1);
+                stream
+                    .write_all(format!("set k 0 0 {}\r\n{value}\r\n", value.len()).as_bytes())
+                    .unwrap();
+                let mut reply = [0; 8];
+                stream.read_exact(&mut reply).unwrap();
+                assert_eq!(&reply, b"STORED\r\n", "{name} {size}: {:?}", server.options);
+            }
         }
     }
 

@@ -81,26 +81,26 @@ pub struct Target {
     device: Arc<FileDevice>,
 }
 
+/// Whether a raw device is at `path`.
+fn is_raw(path: &Path) -> bool {
+    use rustix::fs::FileType;
+    let kind = rustix::fs::stat(path).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    kind == Ok(FileType::BlockDevice)
+}
+
 impl Target {
     /// The raw device at `path`, or a new file of `size_bytes` in the folder `path`.
     ///
     /// # Errors
     /// Those of the device; file systems that refuse direct I/O.
     pub fn open(path: &Path, size_bytes: u64) -> Outcome<Target> {
-        let stat = rustix::fs::stat(path).ok();
-        let kind = stat.map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode));
-        if kind == Some(rustix::fs::FileType::BlockDevice) {
+        if is_raw(path) {
             let options =
                 OpenOptions { direct: Direct::Require, read_only: true, ..OpenOptions::default() };
             let device = Arc::new(FileDevice::open(path, options)?);
             return Ok(Target { path: path.to_owned(), is_scratch: false, device });
         }
-        // A device or mount whose name is mistaken would be a folder on another one, and that be measured.
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
-            return Err(Failure::new(format!("{}: there is no such folder", parent.display())));
-        }
-        files::create_folder(path)?;
+        Target::make_folder(path)?;
         let path = path.join("raw.scratch");
         files::remove_file(&path)?;
         let options = OpenOptions {
@@ -112,6 +112,22 @@ impl Target {
         let target = Target { path, is_scratch: true, device };
         target.fill()?;
         Ok(target)
+    }
+
+    /// The folder at `path` for a new file, unless a raw device is there.
+    ///
+    /// # Errors
+    /// There is no folder to make it in; the kernel's.
+    pub fn make_folder(path: &Path) -> Outcome<()> {
+        if is_raw(path) {
+            return Ok(());
+        }
+        // A device or mount whose name is mistaken would be a folder on another one, and that be measured.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+            return Err(Failure::new(format!("{}: there is no such folder", parent.display())));
+        }
+        files::create_folder(path)
     }
 
     /// Random bytes everywhere: a file that was never written is read from nowhere.

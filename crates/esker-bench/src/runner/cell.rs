@@ -8,6 +8,7 @@ use crate::failure::{Failure, Outcome};
 use crate::figures::{Memory, Meter, Snapshot, load_average};
 use crate::files;
 use crate::numbers::{nanos, real, size, whole};
+use crate::place::OwnFolder;
 use crate::plan::Settings;
 use crate::system::{Counters, Durability, OpenOptions, Registry, System, SystemKind};
 use crate::workload::distribution::Distribution;
@@ -20,7 +21,6 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -88,7 +88,7 @@ const RECOVERY_SAMPLE: u64 = 10_000;
 struct Runner<'a> {
     cell: &'a Cell,
     kind: &'a SystemKind,
-    folder: PathBuf,
+    folder: OwnFolder,
     open: OpenOptions,
     filler: Arc<Filler>,
     trace: Option<Arc<Trace>>,
@@ -134,9 +134,9 @@ pub fn run(cell: &Cell, registry: &Registry, tell: &mut dyn FnMut(Event)) -> Out
         Some(told) => told.key_bytes + told.value_bytes,
         None => records * (sizes.0 + sizes.1),
     };
-    let folder = settings.data.join("cell");
+    let folder = OwnFolder::of_cell(&settings.data);
     let open = OpenOptions {
-        folder: folder.clone(),
+        folder: folder.data(),
         durability: settings.durability,
         cache_bytes: settings.cache_bytes,
         records,
@@ -159,7 +159,8 @@ pub fn run(cell: &Cell, registry: &Registry, tell: &mut dyn FnMut(Event)) -> Out
     };
     let done = done.map_err(|failure| failure.during(&cell.system));
     if cell.stage != Stage::LoadAndLeave || done.is_err() {
-        files::remove_folder(&runner.folder)?;
+        // Why the cell failed says more than why its folder stays.
+        return done.and(runner.folder.remove());
     }
     done
 }
@@ -225,18 +226,13 @@ impl Runner<'_> {
         }
     }
 
-    fn fresh(&self) -> Outcome<()> {
-        files::remove_folder(&self.folder)?;
-        files::create_folder(&self.folder)
-    }
-
     fn opened(&self, durability: Durability) -> Outcome<Box<dyn System>> {
         (self.kind.open)(&OpenOptions { durability, ..self.open.clone() })
     }
 
     fn whole(&mut self, workloads: &[Workload]) -> Outcome<()> {
         for workload in workloads.iter().filter(|workload| !workload.needs_load()) {
-            self.fresh()?;
+            self.folder.renew()?;
             let system = self.opened(self.cell.settings.durability)?;
             let space = Arc::new(KeySpace::new(self.cell.settings.records));
             let phase = if self.trace.is_some() { "run" } else { "fill" };
@@ -259,7 +255,7 @@ impl Runner<'_> {
 
     /// Puts all records into an empty store, without waiting for durability, and syncs.
     fn load(&mut self, like: &Workload, space: &Arc<KeySpace>) -> Outcome<Box<dyn System>> {
-        self.fresh()?;
+        self.folder.renew()?;
         let system = self.opened(Durability::None)?;
         let order = match like.distribution {
             Distribution::Sequential => Order::Sequential,
@@ -428,7 +424,7 @@ impl Runner<'_> {
     /// Runs the clients; what the kernel and the system counted belongs to the measured part, the sync at its
     /// end included.
     fn run_clients(&mut self, system: &dyn System, phase: &Arc<Phase>) -> Outcome<Ran> {
-        let meter = Meter::of(&self.folder);
+        let meter = Meter::of(&self.open.folder);
         let mut before: Option<(Snapshot, Counters)> = None;
         let tell = &mut *self.tell;
         // Watches over the clients until all are done.
@@ -534,7 +530,7 @@ impl Runner<'_> {
         let memory = Memory::read();
         row.rss_bytes = memory.rss_bytes;
         row.anonymous_bytes = memory.anonymous_bytes;
-        row.disk_bytes = self.kind.persistent.then(|| files::disk_usage_bytes(&self.folder));
+        row.disk_bytes = self.kind.persistent.then(|| files::disk_usage_bytes(&self.open.folder));
         row.load_average = load_average();
         row.options = system.options();
         row.counters = counted.clone();

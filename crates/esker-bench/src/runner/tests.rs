@@ -96,6 +96,29 @@ fn a_client_that_panics_fails_its_cell() {
     }
 }
 
+#[test]
+fn why_a_cell_failed_is_said_though_its_folder_cannot_be_removed() {
+    let mut kind = Registry::new().find("hashmap").unwrap().0.clone();
+    kind.name = "fails";
+    kind.open = |options| {
+        // From here on nobody knows whose the folder is.
+        crate::files::remove_file(&options.folder.with_file_name("of-esker-bench"))?;
+        Err(Failure::new("on purpose"))
+    };
+    let registry = Registry::new().with(vec![kind]);
+    let folder = tempfile::tempdir().unwrap();
+    let plan = Plan {
+        workload: Some(vec!["readrandom".to_owned()]),
+        systems: Some(vec!["fails".to_owned()]),
+        records: Some(100),
+        ..Plan::defaults()
+    };
+    let cells = plan.cells(folder.path()).unwrap();
+    let failure = run(&cells[0], &registry, &mut |_| ()).unwrap_err().to_string();
+    assert!(failure.contains("on purpose"), "{failure}");
+    assert!(folder.path().join("esker-bench-cell/data").exists(), "it stays");
+}
+
 /// Has every key, and notes for which each session is asked: the number of the session.
 struct Asked(usize);
 

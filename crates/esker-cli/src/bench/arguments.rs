@@ -14,7 +14,7 @@ pub(crate) enum Bench {
     Raw(RawArguments),
     /// Load on servers over the network, by the clock or as fast as they answer
     Server(Box<ServerArguments>),
-    /// Hold a result against an older one; exit code 1 if something differs more than noise does
+    /// Hold a result against an older one; exit code 1 if something differs more than noise does, failed or is missing
     Compare {
         /// The older result
         old: PathBuf,
@@ -181,7 +181,7 @@ pub(crate) struct RawArguments {
     #[arg(long)]
     pub(crate) fio: bool,
     /// Leave out the device
-    #[arg(long)]
+    #[arg(long, conflicts_with = "only_device")]
     pub(crate) no_device: bool,
     /// Leave out memory and loopback
     #[arg(long)]
@@ -198,7 +198,7 @@ pub(crate) struct ServerArguments {
     #[arg(long, value_name = "NAME", default_value = "memcache")]
     pub(crate) proto: String,
     /// Server to load; without one, those of --servers are started on loopback and stopped
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "servers")]
     pub(crate) target: Option<String>,
     /// Servers to start: esker, memcached, memcached-extstore, redis; those that are not installed are left out
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]

@@ -1,7 +1,7 @@
 //! `esker bench raw` and `esker bench micro`: the limits that engines are held against.
 
 use super::arguments::RawArguments;
-use super::program;
+use super::{program, run};
 use crate::failure::{Done, Failure};
 use crate::output::{output_failed, tell};
 use crate::progress::progress;
@@ -30,6 +30,13 @@ pub(crate) fn raw(arguments: &RawArguments) -> Result<Done, Failure> {
     if !(arguments.seconds > 0.0 && arguments.seconds < 1e6) || arguments.repetitions == 0 {
         return Err(usage("--seconds and --repetitions are above 0".to_owned()));
     }
+    if arguments.depth.contains(&0) {
+        return Err(usage("--depth is above 0".to_owned()));
+    }
+    if !arguments.no_device {
+        Target::make_folder(&arguments.data)?;
+    }
+    run::check_files(arguments.json.as_deref(), None)?;
     let time = Duration::from_secs_f64(arguments.seconds);
     let start = SystemClock.monotonic();
     let began_at = SystemClock.unix_seconds();
@@ -63,10 +70,10 @@ pub(crate) fn raw(arguments: &RawArguments) -> Result<Done, Failure> {
         }),
         rows,
     };
-    table(&document)?;
-    if let Some(path) = &arguments.json {
-        document.write(path)?;
-    }
+    let shown = table(&document);
+    let written = arguments.json.as_ref().map_or(Ok(()), |path| document.write(path));
+    shown?;
+    written?;
     Ok(Done::Yes)
 }
 

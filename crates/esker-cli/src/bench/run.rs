@@ -5,10 +5,11 @@ use super::{cell, program, registry, shown};
 use crate::failure::{Done, Failure};
 use crate::output::output_failed;
 use esker_bench::document::Document;
+use esker_bench::place;
 use esker_bench::plan::{self, FAILED, Plan};
-use esker_bench::report;
 use esker_bench::runner::{self, Stage};
 use esker_bench::workload::catalogue;
+use esker_bench::{files, report};
 use std::io::Write;
 use std::path::Path;
 
@@ -31,6 +32,10 @@ pub(crate) fn run(mut arguments: RunArguments) -> Result<Done, Failure> {
     for system in plan.systems.iter().flatten() {
         registry.find(system).map_err(usage)?;
     }
+    // They may lie in the folder that is made here.
+    files::create_folder(&plan.folder())?;
+    check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
+    let _taken = place::take(&plan.folder()).map_err(usage)?;
     let mut live = shown::Live::new();
     let document = plan::run(
         &plan,
@@ -46,19 +51,24 @@ pub(crate) fn run(mut arguments: RunArguments) -> Result<Done, Failure> {
     finish(&document?, arguments.json.as_deref(), arguments.report.as_deref())
 }
 
-/// Prints a result, and writes it where it was asked for.
+/// Refuses files for a result that cannot be made: before it is measured.
+pub(crate) fn check_files(json: Option<&Path>, page: Option<&Path>) -> Result<(), Failure> {
+    let mut paths = json.into_iter().chain(page);
+    Ok(paths.try_for_each(files::check_writable)?)
+}
+
+/// Prints a result, and writes it where it was asked for: to each place, whether or not it could be written to another one.
 pub(crate) fn finish(
     document: &Document,
     json: Option<&Path>,
     page: Option<&Path>,
 ) -> Result<Done, Failure> {
-    shown::table(document)?;
-    if let Some(path) = json {
-        document.write(path)?;
-    }
-    if let Some(path) = page {
-        esker_bench::files::write(path, &report::page(document)?)?;
-    }
+    let shown = shown::table(document);
+    let json = json.map_or(Ok(()), |path| document.write(path));
+    let page = page
+        .map_or(Ok(()), |path| report::page(document).and_then(|page| files::write(path, &page)));
+    shown?;
+    json.and(page)?;
     let failed = document
         .rows
         .iter()

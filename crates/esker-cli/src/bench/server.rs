@@ -3,14 +3,17 @@
 use super::arguments::ServerArguments;
 use super::{program, run, shown};
 use crate::failure::{Done, Failure};
+use crate::service::raise_descriptors;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::units::parse_size_bytes;
 use esker_bench::document::{Document, FORMAT, OperationFigures, Row};
 use esker_bench::figures::{Meter, load_average};
+use esker_bench::files;
 use esker_bench::load::protocol::Protocol;
 use esker_bench::load::servers::{Server, Wanted, names};
 use esker_bench::load::{Load, Loaded, fill, run as load_on};
 use esker_bench::machine::Machine;
+use esker_bench::place::{self, OwnFolder};
 use esker_bench::plan::{FAILED, KEY_SIZE_MAX, RECORDS_MAX, VALUE_SIZE_MAX, parse_distribution};
 use esker_bench::runner::Event;
 use esker_bench::workload::stream::phase_seed;
@@ -50,10 +53,10 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
         || rates.iter().flatten().any(|rate| !positive(*rate))
         || arguments.connections.contains(&0)
         || arguments.records == 0
+        || arguments.repetitions == 0
         || arguments.key_size < 16
     {
-        let words =
-            "--seconds, --rate, --connections and --records are above 0, --key-size from 16 on";
+        let words = "--seconds, --rate, --connections, --records and --repetitions are above 0, --key-size from 16 on";
         return Err(Failure::usage(words));
     }
     if arguments.records > RECORDS_MAX
@@ -90,6 +93,15 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
         (None, Some(servers)) => servers.clone(),
         (None, None) => names(protocol).iter().map(|name| (*name).to_owned()).collect(),
     };
+    let connections = arguments.connections.iter().copied().max().unwrap_or(1);
+    raise_descriptors(connections as u64, arguments.threads)?;
+    files::create_folder(&arguments.data)?;
+    run::check_files(arguments.json.as_deref(), arguments.report.as_deref())?;
+    // Servers that are started have data there.
+    let _taken = match target {
+        Some(_) => None,
+        None => Some(place::take(&arguments.data).map_err(usage)?),
+    };
     let config = Config { cores: arguments.threads.max(1), ..Config::default() };
     let runtime = Runtime::start(config)?;
     let all = servers.len() * usize::try_from(arguments.repetitions).unwrap_or(1);
@@ -116,7 +128,6 @@ impl Bench {
         points: &[Point],
     ) -> Result<Document, Failure> {
         let folder = self.arguments.data.clone();
-        esker_bench::files::create_folder(&folder)?;
         let start = SystemClock.monotonic();
         let mut document = Document {
             format: FORMAT,
@@ -173,9 +184,11 @@ impl Bench {
                     name: name.to_owned(),
                     protocol: self.protocol,
                     threads: arguments.server_threads,
+                    connections: arguments.connections.iter().copied().max().unwrap_or(1),
+                    item_size_bytes: arguments.value_size + arguments.key_size as u64,
                     memory_bytes: self.cache_bytes,
                     durability: arguments.durability,
-                    folder: arguments.data.join("server"),
+                    folder: OwnFolder::of_server(&arguments.data),
                     esker: std::env::current_exe()?,
                 };
                 match Server::start(&wanted)? {

@@ -1,6 +1,6 @@
 //! `esker bench`: tiny runs of the whole way, from the command line to JSON and page.
 
-use crate::program::Scratch;
+use crate::program::{Scratch, program};
 use crate::serving::{Serving, stop_and_wait};
 use std::path::Path;
 
@@ -169,12 +169,110 @@ fn esker_is_started_loaded_and_stopped() {
     let row = &result["rows"][0];
     assert!(row["ops"].as_u64().unwrap() > 50, "{row}");
     assert_eq!(row["skipped"], serde_json::Value::Null);
-    assert!(!scratch.path("data/server").exists());
+    assert_eq!(std::fs::read_dir(scratch.path("data")).unwrap().count(), 0);
     // Who compares it with another result is told what differs.
     let options =
         serde_json::json!({"durability": "none", "cache": "1GiB", "warmup": 0.1, "seed": 1});
     for (name, value) in options.as_object().unwrap() {
         assert_eq!(&result["options"][name], value, "{name}");
+    }
+}
+
+const SERVER: [&str; 4] = ["bench", "server", "--servers", "esker"];
+const RUN: [&str; 6] = ["bench", "run", "--workload", "ycsb-a", "--systems", "hashmap"];
+
+#[test]
+fn folders_that_a_bench_did_not_make_stay() {
+    let scratch = Scratch::new();
+    for folder in ["server", "cell"] {
+        std::fs::create_dir(scratch.path(folder)).unwrap();
+        std::fs::write(scratch.path(folder).join("f"), "mine").unwrap();
+    }
+    let here = ["--data", "."];
+    scratch.run(&[&RUN[..], &TINY[..8], &here].concat()).exits_with(0);
+    scratch.run(&[&SERVER[..], &TINY[..8], &here].concat()).exits_with(0);
+    for folder in ["server", "cell"] {
+        assert_eq!(read(&scratch.path(folder).join("f")), "mine");
+        // Nor one that has the name of its own.
+        let own = scratch.path(&format!("esker-bench-{folder}"));
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("f"), "mine").unwrap();
+        for command in [&RUN[..], &SERVER] {
+            let ran = scratch.run(&[command, &TINY[..8], &here].concat()).exits_with(2);
+            assert!(ran.said.contains("is not of esker bench: it stays"), "{}", ran.said);
+        }
+        assert_eq!(read(&own.join("f")), "mine");
+        std::fs::remove_dir_all(own).unwrap();
+    }
+}
+
+#[test]
+fn files_that_cannot_be_made_are_refused_before_anything_is_measured() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("old.json"), "old").unwrap();
+    let raw = ["bench", "raw", "--no-device", "--io", "sync"];
+    for command in [&RUN[..], &SERVER, &raw] {
+        let tiny = if command == raw { &TINY[2..4] } else { &TINY[..] };
+        let ran = scratch.run(&[command, tiny, &["--json", "none/x.json"]].concat()).exits_with(3);
+        assert!(ran.said.contains("none/x.json") && ran.text().is_empty(), "{ran:?}");
+    }
+    for report in ["none/r.html", "data"] {
+        let files = ["--json", "old.json", "--report", report];
+        std::fs::create_dir_all(scratch.path("data")).unwrap();
+        let ran = scratch.run(&[&RUN[..], &TINY, &files].concat()).exits_with(3);
+        assert!(ran.said.contains(report) && ran.text().is_empty(), "{ran:?}");
+        assert_eq!(read(&scratch.path("old.json")), "old");
+        assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
+    }
+}
+
+#[test]
+fn files_may_lie_in_the_folder_that_is_made_for_data() {
+    let raw = ["bench", "raw", "--size", "1MiB", "--only-device", "--io", "sync", "--depth", "1"];
+    for command in [&RUN[..], &SERVER, &raw] {
+        let scratch = Scratch::new();
+        let tiny = if command == raw { &TINY[2..4] } else { &TINY[..8] };
+        let files = ["--data", "d", "--json", "d/r.json"];
+        scratch.run(&[command, tiny, &files].concat()).exits_with(0);
+        assert!(scratch.path("d/r.json").exists());
+    }
+}
+
+#[test]
+fn a_bench_whose_disk_is_full_says_so_and_the_next_one_has_its_folder() {
+    let scratch = Scratch::new();
+    let run = [&RUN[..], &TINY, &["--durability", "none"]].concat();
+    let words = run.join(" ");
+    // Without the signal, a file that would become too long is an error, as on a full disk.
+    let line = format!("trap '' XFSZ; ulimit -f 0; exec {} {words}", env!("CARGO_BIN_EXE_esker"));
+    let mut full = std::process::Command::new("sh");
+    let full = full.args(["-c", &line]).current_dir(scratch.path("")).output().unwrap();
+    let said = String::from_utf8_lossy(&full.stdout);
+    assert!(full.status.code() == Some(1) && said.contains("File too large"), "{full:?}");
+    scratch.run(&run).exits_with(0);
+    assert!(!scratch.path("data/esker-bench-cell").exists());
+}
+
+#[test]
+fn a_load_has_descriptors_for_its_connections() {
+    let scratch = Scratch::new();
+    let load = ["--records", "9", "--connections", "300", "--server-threads", "1"];
+    let words = [&SERVER[..], &TINY[2..], &load].concat().join(" ");
+    let line = format!("ulimit -Sn 200 && exec {} {words}", env!("CARGO_BIN_EXE_esker"));
+    let mut few = std::process::Command::new("sh");
+    let few = few.args(["-c", &line]).current_dir(scratch.path("")).output().unwrap();
+    assert!(few.status.success(), "{few:?}");
+}
+
+#[test]
+fn a_server_takes_the_load_whatever_is_set_for_another_one() {
+    for load in [["--connections", "1500"], ["--value-size", "2097152"]] {
+        let scratch = Scratch::new();
+        let mut program = program(scratch.path("").as_path());
+        program.args([&SERVER[..], &TINY[2..], &["--records", "9"], &load].concat());
+        let done = program.env("ESKER_AUTH_FILE", "nowhere").output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success(), "{load:?}: {said}");
     }
 }
 
@@ -261,10 +359,19 @@ fn mistakes_of_a_load_on_servers_are_usage() {
         ("--key-size=18446744073709551615", "--key-size"),
         ("--value-size=18446744073709551615", "--value-size"),
         ("--cache=lots", "\"lots\" is no size"),
+        ("--repetitions=0", "--repetitions"),
+        ("--servers=esker", "cannot be used with"),
     ] {
         let load = ["bench", "server", "--target", "127.0.0.1:1", option];
         let ran = scratch.run(&load).exits_with(2);
         assert!(ran.said.contains(words), "{option}: {}", ran.said);
+    }
+    for (options, words) in [
+        (&["--depth", "0"][..], "--depth"),
+        (&["--no-device", "--only-device"], "cannot be used with"),
+    ] {
+        let ran = scratch.run(&[&["bench", "raw"], options].concat()).exits_with(2);
+        assert!(ran.said.contains(words), "{options:?}: {}", ran.said);
     }
     let micro = ["bench", "micro", "--factor", "18446744073709551615"];
     assert!(scratch.run(&micro).exits_with(2).said.contains("--factor"));

@@ -40,7 +40,7 @@ fn scan_shows_the_keys_that_are_asked_for() {
 fn stat_and_check_tell_of_a_sound_store() {
     let scratch = Scratch::new();
     scratch.run(&["put", "k", "v"]).exits_with(0);
-    assert!(scratch.run(&["stat"]).exits_with(0).text().contains("items      1"));
+    assert!(scratch.run(&["stat"]).exits_with(0).text().contains("items      1\n"));
     let figures: serde_json::Value =
         serde_json::from_slice(&scratch.run(&["stat", "--json"]).exits_with(0).output)
             .expect("JSON");
@@ -346,4 +346,19 @@ fn a_store_that_is_there_keeps_its_size_and_says_so() {
     let dump = scratch.run(&["dump", "--data", "d"]).exits_with(0).output;
     let load = ["load", "--data", "d", "--size", "128MiB"];
     assert!(scratch.run_with(&load, &dump).exits_with(0).said.contains("has no effect"));
+}
+
+#[test]
+fn items_of_flex_are_said_to_be_at_most_so_many() {
+    let scratch = Scratch::new();
+    for value in ["one", "two"] {
+        scratch.run(&["put", "k", value, "--engine", "flex"]).exits_with(0);
+    }
+    let text = scratch.run(&["stat"]).exits_with(0).text();
+    assert!(text.contains("items      up to "), "{text}");
+    let json = scratch.run(&["stat", "--json"]).exits_with(0).text();
+    assert!(json.contains("\"items_are_exact\":false"), "{json}");
+    scratch.run(&["put", "k", "v", "--data", "other"]).exits_with(0);
+    let json = scratch.run(&["stat", "--json", "--data", "other"]).exits_with(0).text();
+    assert!(json.contains("\"items_are_exact\":true"), "{json}");
 }

@@ -90,6 +90,9 @@ fn a_server_that_asks_who_it_is_is_told_from_a_file() {
     let ran = scratch.run(&["put", "k", "v", "--server", &url]).exits_with(2);
     assert!(ran.said.contains("has not said who it is"), "{ran:?}");
     scratch.run(&["put", "k", "v", "--server", &url, "--auth-file", "empty"]).exits_with(2);
+    std::fs::write(scratch.path("bytes"), b"user:\xff\n").expect("write");
+    let put = ["put", "k", "v", "--server", &url, "--auth-file"];
+    assert!(scratch.run(&[&put[..], &["bytes"]].concat()).exits_with(2).said.contains("UTF-8"));
     scratch.run(&["put", "k", "v", "--server", &url, "--auth-file", "users"]).exits_with(0);
     stop_and_wait(serving, "-TERM");
 }

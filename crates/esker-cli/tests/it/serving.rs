@@ -23,7 +23,11 @@ impl Serving {
         let listen = format!("{protocol}://127.0.0.1:0");
         let mut arguments = vec!["serve", "--listen", &listen];
         arguments.extend(more);
-        let mut child = scratch.spawn(&arguments);
+        Serving::of(scratch.spawn(&arguments), protocol)
+    }
+
+    /// A server that was started.
+    fn of(mut child: Child, protocol: &str) -> Serving {
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
         let mut lines = Vec::new();
         while lines.last().is_none_or(|line| line != "ready") {
@@ -150,11 +154,45 @@ fn a_server_that_cannot_listen_makes_no_store() {
     let port = taken.local_addr().expect("bound").port();
     let [taken, remote] =
         [format!("memcache://127.0.0.1:{port}"), "memcache://0.0.0.0:0".to_owned()];
-    for (listen, code) in [(&taken, 3), (&remote, 2)] {
+    // Two at one port that is free, one after the other.
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let place = free.local_addr().expect("bound");
+    drop(free);
+    let twice = format!("memcache://{place},native://{place}");
+    let file_twice = scratch.path("e.sock").display().to_string();
+    let file_twice = format!("memcache+unix://{file_twice},native+unix://{file_twice}");
+    let at = |path: &str| format!("native+unix://{}", scratch.path(path).display());
+    std::fs::write(scratch.path("file"), "no socket").expect("write");
+    let [nowhere, long, file] = [at("no/such/folder"), at(&"x".repeat(200)), at("file")];
+    for (listen, code) in [
+        (&taken, 3),
+        (&remote, 2),
+        (&twice, 3),
+        (&file_twice, 3),
+        (&nowhere, 3),
+        (&long, 3),
+        (&file, 3),
+    ] {
         let ran = scratch.run(&["serve", "--listen", listen]).exits_with(code);
-        assert!(ran.said.contains(listen.as_str()), "{ran:?}");
+        let last = listen.split(',').next_back().expect("one");
+        assert!(ran.said.contains(last), "{ran:?}");
         assert!(!scratch.path("esker-data").exists(), "{listen}: a store was made");
     }
+}
+
+#[test]
+fn a_socket_may_lie_in_the_folder_that_is_made_for_data_or_above_it() {
+    for socket in ["new/data/e.sock", "new/e.sock"] {
+        let scratch = Scratch::new();
+        let listen = format!("unix://{}", scratch.path(socket).display());
+        let serving = Serving::start(&scratch, &["--listen", &listen, "--data", "new/data"]);
+        assert!(scratch.path(socket).exists());
+        stop_and_wait(serving, "-TERM");
+    }
+    let scratch = Scratch::new();
+    let below = format!("unix://{}", scratch.path("new/below/e.sock").display());
+    scratch.run(&["serve", "--listen", &below, "--data", "new"]).exits_with(3);
+    assert!(!scratch.path("new").exists(), "a store was made");
 }
 
 #[test]
@@ -247,6 +285,37 @@ fn the_configuration_comes_from_file_environment_and_command_line() {
     std::fs::write(scratch.path("bad.toml"), "cores = 1\n\nshape = \"round\"\n").expect("write");
     let ran = scratch.run(&["serve", "--config", "bad.toml"]).exits_with(2);
     assert!(ran.said.contains("bad.toml:3: shape: no such option"), "{ran:?}");
+}
+
+#[test]
+fn what_a_configuration_file_asks_of_a_store_that_has_it_otherwise_is_said_to_have_no_effect() {
+    let scratch = Scratch::new();
+    stop_and_wait(Serving::start(&scratch, &["--cache"]), "-TERM");
+    let no_effect = |config: &str| {
+        std::fs::write(scratch.path("esker.toml"), config).expect("write");
+        let mut program = program(scratch.path("").as_path());
+        program.env_remove("ESKER_SIZE");
+        program.args(["serve", "--listen", "memcache://127.0.0.1:0", "--config", "esker.toml"]);
+        let mut serving = Serving::of(program.spawn().expect("start esker"), "memcache");
+        let mut lines = std::mem::take(&mut serving.lines);
+        stop_and_wait(serving, "-TERM");
+        lines.retain(|line| line.contains("has no effect"));
+        lines
+    };
+    let said = no_effect("cores = 1\nsize = \"1GiB\"\n");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].starts_with("esker.toml:2: size = 1GiB has no effect"), "{said:?}");
+    // All defaults ask for nothing.
+    let defaults = scratch.run(&["serve", "--print-defaults"]).exits_with(0).text();
+    assert_eq!(no_effect(&defaults), [""; 0]);
+    std::fs::write(scratch.path("defaults.toml"), defaults).expect("write");
+    let file = std::fs::File::create(scratch.path("small")).expect("create");
+    file.set_len(128 << 20).expect("grow");
+    let mut program = program(scratch.path("").as_path());
+    program.env_remove("ESKER_SIZE");
+    program.args(["serve", "--config", "defaults.toml", "--data", "small", "--check-config"]);
+    let done = program.output().expect("run");
+    assert!(done.status.success(), "{done:?}");
 }
 
 #[test]
@@ -398,6 +467,17 @@ fn descriptors(scratch: &Scratch, soft: usize, more: &[&str]) -> (usize, usize) 
     let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
     let soft = files.split_whitespace().nth(3).expect("a number");
     (open.expect("it ran"), soft.parse().unwrap_or(usize::MAX))
+}
+
+#[test]
+fn a_filter_of_the_log_that_is_none_is_said_to_be_ignored() {
+    let scratch = Scratch::new();
+    let mut program = program(scratch.path("").as_path());
+    program.args(["serve", "--listen", "memcache://127.0.0.1:0"]).env("ESKER_LOG", "esker=loud");
+    let serving = Serving::of(program.spawn().expect("start esker"), "memcache");
+    let said = serving.lines.iter().any(|line| line.starts_with("warning: ESKER_LOG is no filter"));
+    assert!(said, "{:?}", serving.lines);
+    stop_and_wait(serving, "-TERM");
 }
 
 #[test]

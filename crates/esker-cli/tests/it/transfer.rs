@@ -72,6 +72,26 @@ fn a_dump_goes_to_a_file_that_only_its_owner_reads() {
     assert_eq!(scratch.run(&["get", "k", "--data", "copy"]).exits_with(0).output, b"v");
 }
 
+/// Whoever may write in the folder could have made it, and would own all items.
+#[test]
+fn a_file_that_stands_where_a_dump_is_made_does_not_become_the_dump() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    std::fs::write(scratch.path(".items.esker"), "open to all").expect("write");
+    let open = PermissionsExt::from_mode(0o666);
+    std::fs::set_permissions(scratch.path(".items.esker"), open).expect("its own");
+    scratch.run(&["dump", "items"]).exits_with(0);
+    let mode = std::fs::metadata(scratch.path("items")).expect("there").mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // Nor what a link there names.
+    std::fs::write(scratch.path("letter"), "dear").expect("write");
+    std::os::unix::fs::symlink("letter", scratch.path(".items.esker")).expect("link");
+    scratch.run(&["dump", "items"]).exits_with(0);
+    assert_eq!(std::fs::read(scratch.path("letter")).expect("there"), b"dear");
+    assert!(std::fs::symlink_metadata(scratch.path("items")).expect("there").is_file());
+}
+
 #[test]
 fn a_dump_that_fails_leaves_the_one_before() {
     let scratch = Scratch::new();
@@ -135,6 +155,10 @@ fn a_dump_replaces_what_a_link_names_and_goes_into_a_device_as_it_is() {
     let lines = std::fs::read_to_string(scratch.path("old")).expect("there");
     assert!(lines.ends_with("{\"items\":1}\n"), "{lines}");
     assert_eq!(scratch.run(&["dump", "/dev/stdout"]).exits_with(0).text(), lines);
+    std::fs::remove_file(scratch.path("old")).expect("there");
+    scratch.run(&["dump", "link"]).exits_with(0);
+    assert!(std::fs::symlink_metadata(scratch.path("link")).expect("there").is_symlink());
+    assert_eq!(std::fs::read_to_string(scratch.path("old")).expect("there"), lines);
     scratch.run(&["dump", "esker-data"]).exits_with(3);
     scratch.run(&["dump", "nowhere/items.jsonl"]).exits_with(3);
 }

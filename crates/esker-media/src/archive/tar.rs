@@ -12,11 +12,12 @@
 //! One entry is written at a time; anything may be read meanwhile.
 //!
 //! # Failure
-//! A crash leaves the file beside, which the next archive of that name writes over. Of a tar that somebody else made, entries that are no files
+//! A crash leaves the file beside, which the next archive of that name takes away. Of a tar that somebody else made, entries that are no files
 //! are passed over, and of two with one name the last one counts.
 
 use super::{Archive, ArchiveWriter};
 use crate::locked::LockedFile;
+use crate::unfinished;
 use esker_base::{Error, ErrorKind, Result, Site};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -87,26 +88,21 @@ impl TarArchive {
         const OPERATION: &str = "create archive";
         let wrong = |words| Error::invalid(OPERATION, words).device(path.display().to_string());
         // What a symbolic link names is replaced, not the link.
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let path = unfinished::replaced(path);
         match std::fs::metadata(&path) {
             Ok(found) if !found.is_file() => return Err(wrong("this is no file")),
             _ => {}
         }
-        let file_name = path.file_name().ok_or_else(|| wrong("this names no file"))?;
-        let until = path.with_file_name(format!(".{}.esker", file_name.display()));
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&until, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(failed(&until, OPERATION))?;
-        let file = lock(fd, &until, false)?;
-        // Whoever had it may have been done just before, and given it its name.
-        let here = rustix::fs::fstat(&file).map_err(failed(&until, OPERATION))?;
-        let there = rustix::fs::statat(CWD, &until, AtFlags::SYMLINK_NOFOLLOW);
-        if there.map(|there| (there.st_dev, there.st_ino)) != Ok((here.st_dev, here.st_ino)) {
+        let until =
+            unfinished::unfinished_name(&path).ok_or_else(|| wrong("this names no file"))?;
+        let fd = unfinished::create_unfinished(&until).map_err(failed(&until, OPERATION))?;
+        let fd = fd.ok_or_else(|| {
             let words = "another process is making this archive";
-            let error = Error::new(ErrorKind::Locked, OPERATION).context(words);
-            return Err(error.device(path.display().to_string()));
-        }
-        rustix::fs::ftruncate(&file, 0).map_err(failed(&until, OPERATION))?;
+            Error::new(ErrorKind::Locked, OPERATION)
+                .context(words)
+                .device(path.display().to_string())
+        })?;
+        let file = lock(fd, &until, false)?;
         Ok(TarArchive {
             name: path.display().to_string(),
             file,

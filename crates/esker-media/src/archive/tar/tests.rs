@@ -139,3 +139,21 @@ fn a_file_that_was_given_up_takes_no_room_behind_the_others() {
     assert!(bytes.len() < 8192 && !bytes.contains(&7), "{} bytes", bytes.len());
     assert_eq!(get(&TarArchive::open(&path).unwrap(), "small"), b"few");
 }
+
+#[test]
+fn a_file_that_somebody_put_beside_is_not_what_becomes_the_archive() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let scratch = tempfile::tempdir().unwrap();
+    let (path, beside) = (scratch.path().join("archive"), scratch.path().join(".archive.esker"));
+    std::fs::write(&beside, b"open to all").unwrap();
+    std::fs::set_permissions(&beside, PermissionsExt::from_mode(0o666)).unwrap();
+    // Held, so that its number is not given to another file.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let theirs = rustix::fs::open(&beside, flags, Mode::empty()).unwrap();
+    let archive = TarArchive::create(&path).unwrap();
+    put(&archive, "file", b"secret");
+    archive.publish().unwrap();
+    let found = std::fs::metadata(&path).unwrap();
+    assert_eq!(found.mode() & 0o777, 0o600);
+    assert_ne!(found.ino(), rustix::fs::fstat(&theirs).unwrap().st_ino);
+}
