@@ -48,15 +48,24 @@ pub fn check_writable(path: &Path) -> Outcome<()> {
     if path.is_dir() {
         return Err(named(&path.display(), &ErrorKind::IsADirectory.into()));
     }
-    // A name that nobody has: what is to be written may have been begun before, or be somebody else's.
-    let tried = new_name(&path.with_added_extension(std::process::id().to_string()));
+    let new = new_name(path);
+    if new.exists() {
+        #[expect(clippy::disallowed_methods, reason = "a result is no medium")]
+        fs::OpenOptions::new().write(true).open(&new).map_err(at(&new))?;
+    }
+    // Beside it, by a name that nobody has: what was begun before may be somebody else's.
+    let tried = with_added(path, &format!(".{}.new", std::process::id()));
     fs::File::create_new(&tried).and_then(|_| fs::remove_file(&tried)).map_err(at(path))
 }
 
 /// What a file is called until all of it is there.
 fn new_name(path: &Path) -> PathBuf {
+    with_added(path, ".new")
+}
+
+fn with_added(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".new");
+    name.push(end);
     name.into()
 }
 
@@ -127,5 +136,9 @@ mod tests {
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 2);
         let refused = check_writable(&scratch.path().join("none/result.json")).unwrap_err();
         assert!(refused.to_string().contains("none/result.json: "), "{refused}");
+        check_writable(&scratch.path().join("none/")).unwrap_err();
+        // What would be written is a folder.
+        fs::create_dir(new_name(&scratch.path().join("other"))).unwrap();
+        check_writable(&scratch.path().join("other")).unwrap_err();
     }
 }

@@ -142,7 +142,7 @@ impl Service {
             let data: Vec<PathBuf> = data.map(|path| place_of(path)).collect();
             self.server.check_addresses(|folder| {
                 let folder = place_of(folder);
-                data.iter().any(|data| data.starts_with(&folder))
+                !folder.exists() && data.iter().any(|data| data.starts_with(&folder))
             })?;
         }
         // Items are over when clients were told.

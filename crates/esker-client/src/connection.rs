@@ -405,8 +405,10 @@ impl Connection {
         let silent = now.saturating_sub(heard_at.max(since));
         let limit = self.options.request_timeout.as_nanos();
         let of_stream = now.saturating_sub(self.silent_since.load(Ordering::Relaxed));
+        // A backup may be silent for long: then who looks has waited himself, but for what it took him to begin.
+        let has_waited = u128::from(now.saturating_sub(since)) >= limit / 8 * 7;
         if u128::from(silent) >= limit
-            || u128::from(of_stream) >= limit.saturating_mul(SILENT_TIMES.into())
+            || has_waited && u128::from(of_stream) >= limit.saturating_mul(SILENT_TIMES.into())
         {
             self.break_off(cause.clone().context("the server is silent"));
         }

@@ -307,11 +307,12 @@ impl Depot {
             }
             let of_clients = state.tail.map(|tail| (tail.segment, tail.position));
             let open: Vec<_> = of_clients.into_iter().chain(cleaner.tails()).collect();
+            let next_version = state.next_version();
             let end = CheckpointEnd {
-                next_version: state.next_version(),
+                next_version,
                 clear_version: state.clear_version(),
                 moved: cleaner.next_sequences(),
-                segments: self.segments.covered(&open),
+                segments: self.segments.covered(&open, next_version),
                 ..CheckpointEnd::default()
             };
             (end, state.in_flight.clone())

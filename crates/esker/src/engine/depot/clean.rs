@@ -289,7 +289,8 @@ impl Depot {
         short: impl Fn() -> bool,
         mut stop: impl FnMut() -> bool,
     ) -> Result<()> {
-        while short() && !stop() {
+        // Of a stuck store no segment is taken, however many are free.
+        while short() && !stop() && !self.segments.is_stuck() {
             let mut cleaner = self.cleaner.lock();
             if self.free_one_ahead(&mut cleaner)? {
                 continue;

@@ -24,7 +24,7 @@
 //! # Failure
 //! A failed write makes the store read-only. What was not written stays readable until it is closed.
 
-use super::batch::{Batch, Entry};
+use super::batch::{Batch, Entry, Need};
 use super::commit::Item;
 use super::log::State;
 use super::place::Plan;
@@ -166,7 +166,8 @@ impl Depot {
         Ok(())
     }
 
-    /// Begins a log for which an open found no room (W4).
+    /// Begins a log for which an open found no room (W4), unless others have taken what there is now: the caller comes again, and hears
+    /// that there is none.
     pub(super) fn begin_later(&self) -> Result<()> {
         let _writer = self.log.unwritten.writer.lock();
         let is_begun = {
@@ -177,11 +178,15 @@ impl Depot {
         if is_begun {
             return Ok(());
         }
-        self.reserve_versions().map_err(|error| match error.kind() {
-            // Others were faster.
-            ErrorKind::NoSpace => error,
-            _ => self.poison(&error),
-        })
+        let first = Sequence(self.log.next_version().0);
+        let begun = match self.begin_place(Stream::Fresh, &mut None, Need::default(), first) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => return Ok(()),
+            plan => plan.and_then(|plan| self.roll_to(plan, first)),
+        };
+        // Whatever the device says of the header, and be it full: nobody knows what it has.
+        let begun = begun.map_err(|error| self.poison(&error))?;
+        self.log.lock().tail = Some(begun);
+        Ok(())
     }
 
     /// Appends records to the piece that forms and enters them in the index; `published` has the

@@ -154,6 +154,11 @@ impl Depot {
     pub(super) fn begin_log(&self, first: Sequence) -> Result<Tail> {
         let nothing = Need::default();
         let plan = self.begin_place(Stream::Fresh, &mut None, nothing, first)?;
+        self.roll_to(plan, first)
+    }
+
+    /// Makes the header durable of a segment that was taken for the clients' log.
+    pub(super) fn roll_to(&self, plan: Plan, first: Sequence) -> Result<Tail> {
         if let Some((free, epoch)) = plan.reuse {
             self.roll(Stream::Fresh, &plan, (free, epoch), &[], first, first)?;
         }

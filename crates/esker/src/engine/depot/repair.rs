@@ -66,11 +66,14 @@ pub(crate) fn repair(
     if blocks > 0 {
         tracing::warn!(blocks, "blocks that the device refused to read were written anew");
     }
-    if left > 0 {
-        tracing::warn!(left, "blocks that the device refuses to read cannot be written either");
-    }
     drop(cleaner);
     Engine::close(&*depot)?;
+    if left > 0 {
+        let words = format!(
+            "{left} blocks can be neither read nor written: what could be is repaired, but is to be moved to another device"
+        );
+        return Err(Error::new(ErrorKind::Io, "repair store").context(words));
+    }
     Ok(report)
 }
 

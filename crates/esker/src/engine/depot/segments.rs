@@ -296,11 +296,22 @@ impl Segments {
     }
 
     /// What a checkpoint covers that begins now: all that records were appended to, in `open` ones up to these places. What
-    /// is free and was not overwritten counts as well: it holds nothing that counts.
-    pub(super) fn covered(&self, open: &[(SegmentId, u64)]) -> Vec<CheckpointSegment> {
+    /// is free and was not overwritten counts as well: it holds nothing that counts. One that is taken just now for records from `next` on
+    /// has none yet, and will have some.
+    pub(super) fn covered(
+        &self,
+        open: &[(SegmentId, u64)],
+        next: Version,
+    ) -> Vec<CheckpointSegment> {
+        let is_ahead = |id: SegmentId| {
+            let of = self.incarnation(id);
+            let is_open = open.iter().any(|(open, _)| *open == id);
+            of.stream == Stream::Fresh && of.base.0 >= next.0 && !is_open
+        };
         let of_log = self.all().filter(|(id, segment)| {
             segment.epoch.load(Ordering::Acquire) > 0
                 && self.incarnation(*id).stream != Stream::Checkpoint
+                && !is_ahead(*id)
         });
         let covered = of_log.map(|(id, segment)| {
             let tail = open.iter().find(|(open, _)| *open == id);

@@ -260,6 +260,8 @@ pub(super) struct Chunks {
     released: AtomicU64,
     /// So many chunks behind the root are not unread.
     unread_from: AtomicUsize,
+    /// Who changes that.
+    looking: Mutex<()>,
     /// Chunks whose memory is bad.
     bad: AtomicU32,
     cleaners: usize,
@@ -279,6 +281,7 @@ impl Chunks {
             taken: explored::AtomicU64::new(0),
             released: AtomicU64::new(0),
             unread_from: AtomicUsize::new(0),
+            looking: Mutex::default(),
             bad: AtomicU32::new(0),
             cleaners,
         };
@@ -310,12 +313,15 @@ impl Chunks {
         (0..).zip(&*self.chunks).skip(1)
     }
 
-    /// The first of these logs of which nobody knows what its entries take. There are such after an open, and none comes to them.
+    /// The first of these logs of which nobody knows what its entries take. There are such after an open, and those that go on behind it come to them once they
+    /// are full.
     pub(super) fn first_unread(&self, is_of: impl Fn(u32) -> bool) -> Option<(u32, &Chunk)> {
-        let from = self.unread_from.load(Ordering::Relaxed);
-        if from >= self.chunks.len() {
+        if self.unread_from.load(Ordering::Relaxed) >= self.chunks.len() {
             return None;
         }
+        // Who fills one meanwhile says so behind this.
+        let _looking = self.looking.lock();
+        let from = self.unread_from.load(Ordering::Relaxed);
         // One that is written to is read once it is full: what its writers note meanwhile would be lost.
         let is_one = |chunk: &Chunk| chunk.is_unread() && chunk.usage() == Use::Log;
         let mut unread = self.iter().skip(from).filter(|(_, chunk)| is_one(chunk)).peekable();
@@ -331,6 +337,7 @@ impl Chunks {
         if self.get(number).is_some_and(Chunk::is_unread) {
             // `iter` begins behind the root.
             let place = usize::try_from(number).unwrap_or(0).saturating_sub(1);
+            let _looking = self.looking.lock();
             self.unread_from.fetch_min(place, Ordering::Relaxed);
         }
     }

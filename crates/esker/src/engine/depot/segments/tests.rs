@@ -260,3 +260,13 @@ fn a_segment_without_room_whose_header_is_valid_is_found_by_who_makes_headers_in
     assert!(segments.has_more_than(0));
     assert_eq!(segments.take().map(|free| free.id), Some(ID));
 }
+
+/// It holds nothing when the checkpoint begins, and what it gets is behind that.
+#[test]
+fn a_segment_that_is_taken_for_records_to_come_is_not_covered() {
+    let segments = Segments::new(4, 8192, false);
+    segments.restore(ID, Use::Open, Incarnation { base: Sequence(10), ..incarnation(8) });
+    let covered = |open: &[(SegmentId, u64)], next| segments.covered(open, Version(next)).len();
+    assert_eq!(covered(&[], 10), 0);
+    assert_eq!((covered(&[(ID, 0)], 10), covered(&[], 11)), (1, 1));
+}
