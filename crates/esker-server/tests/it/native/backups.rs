@@ -12,10 +12,9 @@ use esker_format::native::{BackupReport, Opcode, Request, Status};
 use esker_server::{Limits, ListenAddress, ServerConfig};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -334,25 +333,6 @@ fn memory_that_comes_back_is_enough_for_who_waits_for_a_backup() {
     let_fail(&mut client, id, &blocked);
 }
 
-/// Waits until nobody listens: the server has been told to stop.
-fn wait_until_it_stops(server: &TestServer) {
-    let begun = SystemClock.monotonic();
-    while TcpStream::connect(server.address()).is_ok() {
-        assert!(SystemClock.monotonic() - begun < PATIENCE);
-        esker_trt::sleep(Duration::from_millis(10));
-    }
-}
-
-/// The file of a segment that has an entry for the next backup, too.
-fn file_of_segment(folder: &Path) -> PathBuf {
-    let names = std::fs::read_dir(folder).expect("there").map(|file| file.expect("a file").path());
-    let mut names: Vec<PathBuf> = names.filter(|path| !path.ends_with("MANIFEST")).collect();
-    names.sort();
-    let name = names.last().expect("a segment").to_str().expect("text").to_owned();
-    let (stem, number) = name.rsplit_once('-').expect("a number");
-    format!("{stem}-{:08}", number.parse::<u32>().expect("decimal") + 1).into()
-}
-
 #[test]
 fn a_stop_ends_a_backup_and_the_earlier_one_is_whole() {
     let scratch = Scratch::new();
@@ -361,19 +341,19 @@ fn a_stop_ends_a_backup_and_the_earlier_one_is_whole() {
     client.check_status(&put(b"k", b"earlier"), Status::Ok);
     back_up(&mut client);
     client.check_status(&put(b"k", b"later"), Status::Ok);
-    let blocked = Blocked::at(file_of_segment(&scratch.backups()));
+    // A backup of these takes far longer than it takes to stop.
+    let value = vec![7; 512 << 10];
+    for number in 0..256_u16 {
+        client.check_status(&put(&number.to_be_bytes(), &value), Status::Ok);
+    }
     let id = begin(&mut client);
     std::thread::scope(|scope| {
         let stopped = scope.spawn(|| server.server.stop(PATIENCE));
-        wait_until_it_stops(&server);
-        assert!(!stopped.is_finished(), "the file is waited for");
-        let _other_end = blocked.open();
         let reply = client.receive().expect("a reply");
         assert_eq!((reply.id, reply.status), (id, Status::Failed(ErrorKind::Cancelled)));
         assert!(stopped.join().expect("no panic"), "everything is answered");
     });
     server.runtime.shutdown().expect("every session ends");
-    drop(blocked);
     let copy = scratch.restored("earlier");
     assert_eq!(copy.get(b"k").expect("get").as_deref(), Some(&b"earlier"[..]));
     // Another server of the store goes on with the folder.
