@@ -170,20 +170,21 @@ impl Depot {
     /// that there is none.
     pub(super) fn begin_later(&self) -> Result<()> {
         let _writer = self.log.unwritten.writer.lock();
-        let is_begun = {
+        let (plan, first) = {
             let state = self.log.lock();
             state.refuse()?;
-            state.tail.is_some() || state.pieces.forming.is_some()
-        };
-        if is_begun {
-            return Ok(());
-        }
-        let first = Sequence(self.log.next_version().0);
-        let begun = match self.begin_place(Stream::Fresh, &mut None, Need::default(), first) {
-            Err(error) if error.kind() == ErrorKind::NoSpace => return Ok(()),
-            plan => plan.and_then(|plan| self.roll_to(plan, first)),
+            if state.tail.is_some() || state.pieces.forming.is_some() {
+                return Ok(());
+            }
+            let first = Sequence(state.next_version().0);
+            // Under the lock: whoever begins a checkpoint finds the segment as it was, or as it is to be.
+            match self.begin_place(Stream::Fresh, &mut None, Need::default(), first) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => return Ok(()),
+                plan => (plan, first),
+            }
         };
         // Whatever the device says of the header, and be it full: nobody knows what it has.
+        let begun = plan.and_then(|plan| self.roll_to(plan, first));
         let begun = begun.map_err(|error| self.poison(&error))?;
         self.log.lock().tail = Some(begun);
         Ok(())

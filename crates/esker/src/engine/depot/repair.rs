@@ -35,7 +35,8 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left,
-/// `UnsupportedFormat`, `Io` if the device fails, and not a place of it.
+/// `UnsupportedFormat`, `Io` if the device fails, and not a place of it, or if there are places that it does not take either: then
+/// the rest is repaired.
 pub(crate) fn repair(
     device: Arc<dyn BlockDevice>,
     refused: &Refused,
@@ -69,8 +70,9 @@ pub(crate) fn repair(
     drop(cleaner);
     Engine::close(&*depot)?;
     if left > 0 {
+        let RepairReport { damaged_segments, records_lost, records_moved, .. } = report;
         let words = format!(
-            "{left} blocks can be neither read nor written: what could be is repaired, but is to be moved to another device"
+            "{left} blocks can be neither read nor written: the rest is repaired ({damaged_segments} damaged segments, {records_lost} records lost, {records_moved} moved), and is to go to another device"
         );
         return Err(Error::new(ErrorKind::Io, "repair store").context(words));
     }
