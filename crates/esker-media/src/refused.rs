@@ -9,10 +9,10 @@
 //! # Invariants
 //! - F1: nothing is shown but what stands below, or, of a block that was refused while others were not, the mark. Nobody but this
 //!   process knows that, so nothing that a client wrote looks like it.
+//! - F2: writes and errors of writes are those of the device below. A block that was written is lost no more.
 //! - F3: what was shown of a block once is shown until it is written: one that is lost stays so, and once all was looked at, one that
 //!   was not lost is no more than an error.
 //! - F4: a device behind the kernel's cache shows nothing: a block that was read before is no witness there.
-//! - F2: writes and errors of writes are those of the device below. A block that was written is lost no more.
 //!
 //! # Concurrency
 //! As the trait says: no lock is held while the device below is asked.

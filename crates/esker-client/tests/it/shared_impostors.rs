@@ -235,6 +235,37 @@ fn with_a_stream_that_breaks_what_waits_in_the_others_is_not_sent() {
     assert_eq!(*seen.lock(), [(1, Opcode::Put as u8)]);
 }
 
+/// Runs `check` with a client of two cores of which each does what `serve` says with a request, by the core's number.
+fn with_cores(
+    options: Options,
+    serve: impl Fn(usize, &mut Core, (u32, u8)) + Sync,
+    check: impl FnOnce(&Client),
+) {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let client = Client::new(address, options);
+    std::thread::scope(|scope| {
+        let serve = &serve;
+        scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let endpoints = esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
+            let mut cores: Vec<Core> = endpoints.into_iter().map(Core::new).collect();
+            cores.iter_mut().for_each(Core::greet);
+            for (number, mut core) in cores.into_iter().enumerate() {
+                scope.spawn(move || {
+                    while let Some(request) = core.next() {
+                        serve(number, &mut core, request);
+                    }
+                });
+            }
+        });
+        check(&client);
+        drop(client);
+    });
+}
+
 /// Makes a request that core `held` does not answer in time, while it gives signs of life, and then another one: that reaches the
 /// other core once the first one is answered, and not before. Of many who make that one, none waits for the others' time as well.
 fn is_held_back(
@@ -243,47 +274,31 @@ fn is_held_back(
     request: impl Fn(&Client) -> Option<esker_client::Error>,
     other: impl Fn(&Client) -> Option<esker_client::Error> + Sync,
 ) {
-    let folder = tempfile::tempdir().expect("scratch folder");
-    let path = folder.path().join("memory.sock");
-    let listener = UnixListener::bind(&path).expect("bind");
-    let address = format!("shm://{}", path.display()).parse().expect("address");
-    let client = Client::new(address, impatient());
     let (released, seen) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let (given_up, early, late) = std::thread::scope(|scope| {
-        let (released, seen) = (&released, &seen);
-        scope.spawn(move || {
-            let socket = listener.accept().expect("a connection").0;
-            let endpoints = esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
-            let mut cores: Vec<Core> = endpoints.into_iter().map(Core::new).collect();
-            cores.iter_mut().for_each(Core::greet);
-            for (number, mut core) in cores.into_iter().enumerate() {
-                scope.spawn(move || {
-                    while let Some((id, opcode)) = core.next() {
-                        while opcode == held_opcode as u8 && !released.load(Ordering::SeqCst) {
-                            // A reply to nothing.
-                            core.answer(u32::MAX, Opcode::Get as u8);
-                            esker_trt::sleep(Duration::from_millis(20));
-                        }
-                        seen.lock().push(number);
-                        core.answer(id, opcode);
-                    }
-                });
-            }
-        });
-        let given_up = request(&client);
+    let serve = |number, core: &mut Core, (id, opcode)| {
+        while opcode == held_opcode as u8 && !released.load(Ordering::SeqCst) {
+            // A reply to nothing.
+            core.answer(u32::MAX, Opcode::Get as u8);
+            esker_trt::sleep(Duration::from_millis(20));
+        }
+        seen.lock().push(number);
+        core.answer(id, opcode);
+    };
+    let mut told = None;
+    with_cores(impatient(), serve, |client| {
+        let given_up = request(client);
         let early: Vec<_> = std::thread::scope(|scope| {
             let asks = || {
                 let begun = SystemClock.monotonic();
-                (other(&client), SystemClock.monotonic() - begun)
+                (other(client), SystemClock.monotonic() - begun)
             };
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(asks)).collect();
             threads.into_iter().map(|thread| thread.join().expect("asks")).collect()
         });
         released.store(true, Ordering::SeqCst);
-        let late = other(&client);
-        drop(client);
-        (given_up, early, late)
+        told = Some((given_up, early, other(client)));
     });
+    let (given_up, early, late) = told.expect("asked");
     let told = |error: Option<esker_client::Error>| error.map(|error| (error.fate(), error.kind()));
     assert_eq!(told(given_up), Some((Fate::Unknown, NoAnswer::Timeout)));
     for (early, took) in early {
@@ -349,37 +364,6 @@ fn a_server_that_says_it_sleeps_and_hears_no_bell_keeps_nobody() {
         // Whoever waits for the bell comes back.
         core.bell.shutdown(std::net::Shutdown::Both).expect("shut down");
         assert_eq!(asked.load(Ordering::SeqCst), 1000);
-    });
-}
-
-/// Runs `check` with a client of two cores of which each does what `serve` says with a request, by the core's number.
-fn with_cores(
-    options: Options,
-    serve: impl Fn(usize, &mut Core, (u32, u8)) + Sync,
-    check: impl FnOnce(&Client),
-) {
-    let folder = tempfile::tempdir().expect("scratch folder");
-    let path = folder.path().join("memory.sock");
-    let listener = UnixListener::bind(&path).expect("bind");
-    let address = format!("shm://{}", path.display()).parse().expect("address");
-    let client = Client::new(address, options);
-    std::thread::scope(|scope| {
-        let serve = &serve;
-        scope.spawn(move || {
-            let socket = listener.accept().expect("a connection").0;
-            let endpoints = esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
-            let mut cores: Vec<Core> = endpoints.into_iter().map(Core::new).collect();
-            cores.iter_mut().for_each(Core::greet);
-            for (number, mut core) in cores.into_iter().enumerate() {
-                scope.spawn(move || {
-                    while let Some(request) = core.next() {
-                        serve(number, &mut core, request);
-                    }
-                });
-            }
-        });
-        check(&client);
-        drop(client);
     });
 }
 

@@ -104,7 +104,7 @@ impl Depot {
 
     /// Asks for the room of what is left of the segment in which the log goes on: an open finds it as somebody may have copied it. Without
     /// that room it goes on elsewhere, once there is room for summary and trailer; until then nobody takes a segment. These are asked
-    /// first: what is refused may have taken all that there was. True: it goes on.
+    /// first: what is refused may have taken all that there was. True: the log goes on, here or elsewhere.
     pub(super) fn reserve_tail(&self) -> bool {
         let Some(tail) = self.log.lock().tail else { return true };
         let base = self.layout.segment_offset(tail.segment);
