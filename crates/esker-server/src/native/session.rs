@@ -389,12 +389,14 @@ impl<D: Duplex + 'static> Session<D> {
             answered: false,
         };
         match TaskPlace::take(self.shared(), self.connection.core) {
-            None if !lasts => job.run(),
+            None if !lasts => job.run().send(),
             // A backup needs no place: there is one at a time, and the session cannot wait for its end. Nobody joins a job:
             // it answers for itself (J1).
             place => drop(esker_trt::spawn(move || {
-                let _place = place;
-                job.run();
+                let connection = job.run();
+                // Sending lasts as long as the client likes. One task of a connection does (L1): such stacks are as few as sessions.
+                drop(place);
+                connection.send();
             })),
         }
         Ok(())
