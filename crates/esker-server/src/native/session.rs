@@ -262,7 +262,7 @@ impl<D: Duplex + 'static> Session<D> {
         let count = match self.connection.duplex.read(self.received.make_room(capacity), timeout) {
             Ok(count) => count,
             Err(error) if error.kind() == IoErrorKind::TimedOut => {
-                // Whoever waits for replies, or speaks by another stream, is not idle; what is late is found so next time.
+                // Whoever waits for replies, or is heard by another stream, is not idle; what is late is found so next time.
                 let silent = self.connection.duplex.silent_for();
                 let is_heard =
                     silent.is_some_and(|silent| timeout.is_some_and(|idle| silent < idle));
