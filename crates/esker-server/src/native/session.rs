@@ -306,12 +306,16 @@ impl<D: Duplex + 'static> Session<D> {
 
     /// Grows the receive buffer's share, with nothing in flight that holds memory (D4); says whether that was possible.
     fn wait_for_bytes(&mut self, more: u64) -> IoResult<bool> {
+        let since = self.shared().clock.monotonic();
         while !self.connection.holds_nothing() {
             self.wait_for_room()?;
         }
         let limit = self.shared().limits.wait_timeout();
         let Some(more) = self.shared().budget.take(more, limit) else { return Ok(false) };
         self.share.absorb(more);
+        if let Some(partial) = &mut self.partial {
+            partial.pass_over(&self.connection.shared, since);
+        }
         Ok(true)
     }
 

@@ -294,3 +294,26 @@ fn who_sends_replies_holds_no_place_of_a_task() {
         assert_eq!(*places.borrow(), [true, true], "the hello, and the put's");
     });
 }
+
+/// Half of the frame is in a buffer that cannot grow before the reply is sent.
+#[test]
+fn time_for_which_the_server_takes_nothing_is_not_the_clients() {
+    const VALUE: [u8; 12 << 10] = [7; 12 << 10];
+    let limit = Duration::from_millis(300);
+    in_task(move || {
+        let shared = server(Limits { request_timeout: limit, ..Limits::default() });
+        let free_bytes = shared.budget.free_bytes();
+        // The first put finds as much as it needs, and no buffer can grow.
+        let held = Cell::new(shared.budget.try_take(free_bytes - 100));
+        let is_hello = Cell::new(true);
+        let at_reply = Box::new(move || {
+            if !is_hello.replace(false) && held.take().is_some() {
+                esker_trt::sleep(2 * limit);
+            }
+        });
+        let quiet = Quiet { at_reply, ..quiet(true, puts(&[b"new", &VALUE])) };
+        Session::new(shared.clone(), 0, quiet, shared.budget.nothing()).run();
+        let stored = shared.store.get(b"k").expect("get").expect("there");
+        assert!(*stored == VALUE, "{} bytes", stored.len());
+    });
+}
