@@ -28,6 +28,8 @@ const BACKLOG: i32 = i32::MAX;
 /// kernel is done with it, and that may be after who started it has heard of its end.
 const BIND_TRIES: u32 = 100;
 const BIND_REST: Duration = Duration::from_millis(20);
+/// Refusals, with such a rest between, after which a socket file is nobody's.
+const PROBES: u32 = 5;
 /// Port of memcache.
 pub const PORT: u16 = 11211;
 /// Port of the native protocol.
@@ -299,25 +301,33 @@ fn make_way(path: &Path) -> IoResult<SockAddr> {
     let is_socket =
         |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     if rustix::fs::lstat(path).is_ok_and(is_socket) {
-        clear_away(path, &address)?;
+        clear_away(path, &address, || esker_trt::sleep(BIND_REST))?;
     }
     Ok(address)
 }
 
-/// Removes a socket file on which nobody answers. Only a refusal tells that: a socket of another kind, or another user's, may be alive.
-fn clear_away(path: &Path, address: &SockAddr) -> IoResult<()> {
-    let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // Whoever is too busy to be connected to is alive, and not waited for.
-    probe.set_nonblocking(true)?;
-    match probe.connect(address).map_err(|error| (error.kind(), error)) {
-        Ok(()) | Err((IoErrorKind::WouldBlock, _)) => Err(IoErrorKind::AddrInUse.into()),
-        Err((IoErrorKind::ConnectionRefused, _)) => Ok(rustix::fs::unlink(path)?),
-        // Somebody else has removed it.
-        Err((IoErrorKind::NotFound, _)) => Ok(()),
-        Err((kind, error)) => {
-            Err(IoError::new(kind, format!("the socket that is there may be in use: {error}")))
+/// Removes a socket file on which nobody answers. Only refusals tell that, one after each `rest`: a socket of another kind, or another
+/// user's, may be alive, and who has just made its file listens in a moment.
+fn clear_away(path: &Path, address: &SockAddr, rest: impl Fn()) -> IoResult<()> {
+    for probes_left in (0..PROBES).rev() {
+        let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // Whoever is too busy to be connected to is alive, and not waited for.
+        probe.set_nonblocking(true)?;
+        match probe.connect(address).map_err(|error| (error.kind(), error)) {
+            Ok(()) | Err((IoErrorKind::WouldBlock, _)) => {
+                return Err(IoErrorKind::AddrInUse.into());
+            }
+            Err((IoErrorKind::ConnectionRefused, _)) if probes_left > 0 => rest(),
+            Err((IoErrorKind::ConnectionRefused, _)) => {}
+            // Somebody else has removed it.
+            Err((IoErrorKind::NotFound, _)) => return Ok(()),
+            Err((kind, error)) => {
+                let words = format!("the socket that is there may be in use: {error}");
+                return Err(IoError::new(kind, words));
+            }
         }
     }
+    Ok(rustix::fs::unlink(path)?)
 }
 
 #[cfg(test)]
@@ -422,6 +432,19 @@ mod tests {
         assert!(address.bind(false, 0o700).is_err(), "somebody listens");
         drop(first);
         assert!(address.bind(false, 0o700).is_ok());
+    }
+
+    #[test]
+    fn a_socket_that_does_not_listen_yet_keeps_its_file() {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let path = folder.path().join("socket");
+        let address = SockAddr::unix(&path).expect("address");
+        let starts = Socket::new(Domain::UNIX, Type::STREAM, None).expect("socket");
+        starts.bind(&address).expect("bind");
+        let listens = || starts.listen(BACKLOG).expect("listen");
+        let error = clear_away(&path, &address, listens).expect_err("it lives");
+        assert_eq!(error.kind(), IoErrorKind::AddrInUse);
+        assert!(path.exists());
     }
 
     #[test]

@@ -17,6 +17,8 @@ const PIECES_MAX: usize = 1024;
 const DIGITS_MAX: usize = 20;
 /// Room for text that is kept between batches.
 const TEXT_BYTES_KEPT: usize = 4 << 10;
+/// Room for pieces that is kept between batches: about as many bytes.
+const PIECES_KEPT: usize = 32;
 
 enum Piece {
     /// Up to here in the text.
@@ -171,6 +173,7 @@ impl Output {
     /// Forgets everything, sent or not, and gives back the memory that was taken for it.
     pub fn clear(&mut self) {
         self.pieces.clear();
+        self.pieces.shrink_to(PIECES_KEPT);
         self.text.clear();
         self.text.shrink_to(TEXT_BYTES_KEPT);
         self.value_bytes = 0;
@@ -194,11 +197,15 @@ mod tests {
     use esker::{Options, Store};
 
     fn value(bytes: &[u8]) -> Value {
+        values(bytes, 1).pop().expect("one")
+    }
+
+    fn values(bytes: &[u8], count: usize) -> Vec<Value> {
         let folder = tempfile::tempdir().expect("scratch folder");
         let store = Store::open(&Options { size_bytes: 64 << 20, ..Options::new(folder.path()) })
             .expect("open");
         store.put(b"k", bytes).expect("put");
-        store.get(b"k").expect("get").expect("just put")
+        (0..count).map(|_| store.get(b"k").expect("get").expect("just put")).collect()
     }
 
     #[test]
@@ -274,5 +281,18 @@ mod tests {
         // As a native connection does that has failed.
         unsent.clear();
         assert_eq!(budget.free_bytes(), 100);
+    }
+
+    #[test]
+    fn little_room_is_kept_of_many_replies() {
+        let mut output = Output::default();
+        for value in values(b"value", 2000) {
+            output.push_fmt(format_args!("{:100}", "text"));
+            output.push_value(value, 5, None);
+        }
+        let all = |slices: &[IoSlice<'_>]| Ok(slices.iter().map(|slice| slice.len()).sum());
+        assert_eq!(output.send(all).expect("never fails"), 2000 * 105);
+        let kept = (output.text.capacity(), output.pieces.capacity());
+        assert!(kept.0 <= TEXT_BYTES_KEPT && kept.1 <= PIECES_KEPT, "{kept:?}");
     }
 }

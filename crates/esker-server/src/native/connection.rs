@@ -143,6 +143,7 @@ impl<D: Duplex> Connection<D> {
     pub(super) fn begin(&self, held_bytes: u64) {
         if self.in_flight.get() == 0 {
             self.shard().enter();
+            self.duplex.note_waiting(true);
         }
         self.in_flight.set(self.in_flight.get().saturating_add(1));
         self.held_bytes.set(self.held_bytes.get().saturating_add(held_bytes));
@@ -183,6 +184,7 @@ impl<D: Duplex> Connection<D> {
         if left == 0 && requests > 0 {
             self.order.borrow_mut().all_done();
             self.shard().leave();
+            self.duplex.note_waiting(false);
         }
         self.room.notify_one();
         if read_bytes > 0 {

@@ -41,10 +41,14 @@ pub(crate) trait Duplex {
     /// As the `linger` of a [`Transport`](crate::transport::Transport).
     fn linger(&self, limit: Duration);
 
-    /// How long nothing has come from the client, by whichever of its streams; `None` if it has only this one.
+    /// How long nothing has come from the client and it has waited for no reply, by whichever of its streams; `None` if it has
+    /// only this one.
     fn silent_for(&self) -> Option<Duration> {
         None
     }
+
+    /// From here on the client `waits` for replies by this stream, or does not any more.
+    fn note_waiting(&self, _waits: bool) {}
 }
 
 impl Duplex for Plain {

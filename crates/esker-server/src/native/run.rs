@@ -52,16 +52,16 @@ pub(super) struct Job<D: Duplex + 'static> {
 }
 
 impl<D: Duplex + 'static> Job<D> {
-    /// Runs the request, appends its reply, and sends what there is.
-    pub(super) fn run(mut self) {
+    /// Runs the request and appends its reply. What comes back has it to send, once nothing is held that others may need.
+    #[must_use = "nobody else may send the reply"]
+    pub(super) fn run(mut self) -> Rc<Connection<D>> {
         let told = self.execute().unwrap_or_else(|error| {
             self.ground().report(&error);
             Told::Status(Status::Failed(error.kind()))
         });
         let connection = self.connection.clone();
         self.answer(told);
-        drop(self);
-        connection.send();
+        connection
     }
 
     pub(super) fn ground(&self) -> Ground<'_> {

@@ -262,7 +262,7 @@ impl<D: Duplex + 'static> Session<D> {
         let count = match self.connection.duplex.read(self.received.make_room(capacity), timeout) {
             Ok(count) => count,
             Err(error) if error.kind() == IoErrorKind::TimedOut => {
-                // Whoever waits for replies, or speaks by another stream, is not idle; what is late is found so next time.
+                // Whoever waits for replies, or is heard by another stream, is not idle; what is late is found so next time.
                 let silent = self.connection.duplex.silent_for();
                 let is_heard =
                     silent.is_some_and(|silent| timeout.is_some_and(|idle| silent < idle));
@@ -306,12 +306,16 @@ impl<D: Duplex + 'static> Session<D> {
 
     /// Grows the receive buffer's share, with nothing in flight that holds memory (D4); says whether that was possible.
     fn wait_for_bytes(&mut self, more: u64) -> IoResult<bool> {
+        let since = self.shared().clock.monotonic();
         while !self.connection.holds_nothing() {
             self.wait_for_room()?;
         }
         let limit = self.shared().limits.wait_timeout();
         let Some(more) = self.shared().budget.take(more, limit) else { return Ok(false) };
         self.share.absorb(more);
+        if let Some(partial) = &mut self.partial {
+            partial.pass_over(&self.connection.shared, since);
+        }
         Ok(true)
     }
 
@@ -389,12 +393,14 @@ impl<D: Duplex + 'static> Session<D> {
             answered: false,
         };
         match TaskPlace::take(self.shared(), self.connection.core) {
-            None if !lasts => job.run(),
+            None if !lasts => job.run().send(),
             // A backup needs no place: there is one at a time, and the session cannot wait for its end. Nobody joins a job:
             // it answers for itself (J1).
             place => drop(esker_trt::spawn(move || {
-                let _place = place;
-                job.run();
+                let connection = job.run();
+                // Sending lasts as long as the client likes. One task of a connection does (L1): such stacks are as few as sessions.
+                drop(place);
+                connection.send();
             })),
         }
         Ok(())

@@ -74,8 +74,10 @@ pub(crate) struct Agent {
     asked: Signal,
     /// Sessions that have not ended.
     sessions: AtomicUsize,
-    /// When something came from the client last, by any stream, in nanoseconds of the server's clock.
+    /// When something came from the client last, or it had its last reply, by any stream, in nanoseconds of the server's clock.
     heard_at: AtomicU64,
+    /// Streams by which it waits for replies.
+    waiting: AtomicUsize,
 }
 
 impl Agent {
@@ -140,6 +142,10 @@ impl SharedMemory {
         self.ended.get() || found.is_ok() && polled.iter().any(|fd| fd.revents().intersects(gone))
     }
 
+    fn note_heard(&self) {
+        self.agent.heard_at.store(nanoseconds(self.clock.monotonic()), Ordering::Relaxed);
+    }
+
     fn write_some(&self, slices: &[IoSlice<'_>]) -> IoResult<usize> {
         let mut taken = 0_usize;
         for slice in slices {
@@ -166,7 +172,7 @@ impl Duplex for SharedMemory {
         loop {
             let count = self.reader.read(into)?;
             if count > 0 || self.ended.get() {
-                self.agent.heard_at.store(nanoseconds(self.clock.monotonic()), Ordering::Relaxed);
+                self.note_heard();
                 esker_trt::worked(count);
                 return Ok(count);
             }
@@ -233,8 +239,21 @@ impl Duplex for SharedMemory {
     }
 
     fn silent_for(&self) -> Option<Duration> {
+        if self.agent.waiting.load(Ordering::Acquire) > 0 {
+            return Some(Duration::ZERO);
+        }
         let heard_at = Duration::from_nanos(self.agent.heard_at.load(Ordering::Relaxed));
         Some(self.clock.monotonic().saturating_sub(heard_at))
+    }
+
+    fn note_waiting(&self, waits: bool) {
+        if waits {
+            self.agent.waiting.fetch_add(1, Ordering::AcqRel);
+        } else {
+            // Before that, or another stream could find it neither waiting nor heard.
+            self.note_heard();
+            self.agent.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -293,6 +312,7 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         asked: Signal::new(),
         sessions: AtomicUsize::new(count),
         heard_at: AtomicU64::new(nanoseconds(shared.clock.monotonic())),
+        waiting: AtomicUsize::new(0),
     });
     let (mut memory, counted) = memory.into_parts();
     let buffers: Vec<_> =
@@ -334,6 +354,7 @@ mod tests {
             asked: Signal::new(),
             sessions: AtomicUsize::new(1),
             heard_at: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
         });
         let bell = Stream::from_fd(bell).expect("a bell");
         let (clock, ended) = (Arc::new(SystemClock), Cell::new(false));

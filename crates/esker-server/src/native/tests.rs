@@ -7,7 +7,7 @@ use super::order::Access;
 use super::run::{Job, Told};
 use super::session::Session;
 use super::{MULTI_GET_BYTES_MAX, MULTI_GET_READS};
-use crate::limits::OUTPUT_BYTES_MAX;
+use crate::limits::{Limits, OUTPUT_BYTES_MAX};
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use esker::{Durability, Options, Store};
@@ -69,12 +69,12 @@ fn quiet(takes: bool, says: Vec<u8>) -> Quiet {
     Quiet { takes, says: RefCell::new(says), at_reply: Box::new(|| {}), at_end: Box::new(|| {}) }
 }
 
-/// A hello, and `count` times a put of `new` under `k`.
-fn puts(count: u32) -> Vec<u8> {
+/// A hello, and puts of these under `k`.
+fn puts(values: &[&[u8]]) -> Vec<u8> {
     let (attributes, condition) = (Attributes::default(), Condition::Always);
-    let put = Request::Put(Put { key: b"k", value: b"new", attributes, condition });
     let mut says = ClientHello { version: VERSION }.encode().to_vec();
-    for id in 1..=count {
+    for (id, value) in (1..).zip(values) {
+        let put = Request::Put(Put { key: b"k", value, attributes, condition });
         let start = begin_frame(&mut says);
         put.encode(&mut says).expect("can be said");
         end_frame(&mut says, start, id, put.opcode() as u8, Status::Ok).expect("fits");
@@ -82,17 +82,21 @@ fn puts(count: u32) -> Vec<u8> {
     says
 }
 
-/// A connection of a client, to a store that has a value under `k`.
-fn connection(takes: bool) -> Rc<Connection<Quiet>> {
+/// A server with a store that has a value under `k`.
+fn server(limits: Limits) -> Arc<Shared> {
     let folder = tempfile::tempdir().expect("scratch folder");
     let mut options = Options::new(folder.path());
     (options.size_bytes, options.durability) = (64 << 20, Durability::None);
     // What is open needs no name: the folder goes with this function.
     let store = Store::open(&options).expect("open");
     store.put(b"k", b"value").expect("put");
-    let shared = Arc::new(Shared::new(store, ServerConfig::default(), 1, Vec::new()));
-    let quiet = quiet(takes, Vec::new());
-    Rc::new(Connection::new(shared, 0, quiet))
+    let config = ServerConfig { limits, ..ServerConfig::default() };
+    Arc::new(Shared::new(store, config, 1, Vec::new()))
+}
+
+/// A connection of a client.
+fn connection(takes: bool) -> Rc<Connection<Quiet>> {
+    Rc::new(Connection::new(server(Limits::default()), 0, quiet(takes, Vec::new())))
 }
 
 /// Runs `body` as a task.
@@ -129,7 +133,7 @@ fn a_job_that_never_runs_lets_nobody_overtake_those_before_it() {
     let (first, second) = (job(1), job(2));
     drop(second);
     assert_eq!(waits(), 1, "the first one has not taken effect");
-    first.run();
+    first.run().send();
     assert_eq!((waits(), connection.in_flight()), (0, 0));
 }
 
@@ -230,8 +234,8 @@ fn values_that_others_make_longer_meanwhile_are_told_as_far_as_they_fit() {
 #[test]
 fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_not() {
     in_task(|| {
-        let shared = connection(true).shared.clone();
-        let mut says = puts(2);
+        let shared = server(Limits::default());
+        let mut says = puts(&[b"new", b"new"]);
         says.pop();
         let rested = Rc::new(Cell::new(false));
         let (seen, counted) = (rested.clone(), shared.clone());
@@ -259,13 +263,57 @@ fn who_waits_for_memory_with_a_request_is_busy_and_who_has_sent_half_a_one_is_no
 #[test]
 fn who_has_sent_a_request_behind_the_hello_is_busy_before_that_is_answered() {
     in_task(|| {
-        let shared = connection(true).shared.clone();
+        let shared = server(Limits::default());
         let replies = Rc::new(RefCell::new(Vec::new()));
         let (seen, counted) = (replies.clone(), shared.clone());
         let at_reply = Box::new(move || seen.borrow_mut().push(counted.counters.busy() > 0));
-        let quiet = Quiet { at_reply, ..quiet(true, puts(1)) };
+        let quiet = Quiet { at_reply, ..quiet(true, puts(&[b"new"])) };
         Session::new(shared.clone(), 0, quiet, shared.budget.nothing()).run();
         assert_eq!(*replies.borrow(), [true, true], "the hello, and the put's");
         assert_eq!(shared.counters.busy(), 0);
+    });
+}
+
+/// Those who take their replies late would else take the places of all others.
+#[test]
+fn who_sends_replies_holds_no_place_of_a_task() {
+    in_task(|| {
+        let shared = server(Limits::default());
+        let places = Rc::new(RefCell::new(Vec::new()));
+        let (seen, counted) = (places.clone(), shared.clone());
+        let at_reply = Box::new(move || {
+            let shard = counted.counters.shard(0);
+            let is_free = shard.try_begin_task(1);
+            if is_free {
+                shard.end_task();
+            }
+            seen.borrow_mut().push(is_free);
+        });
+        let quiet = Quiet { at_reply, ..quiet(true, puts(&[b"new"])) };
+        Session::new(shared.clone(), 0, quiet, shared.budget.nothing()).run();
+        assert_eq!(*places.borrow(), [true, true], "the hello, and the put's");
+    });
+}
+
+/// Half of the frame is in a buffer that cannot grow before the reply is sent.
+#[test]
+fn time_for_which_the_server_takes_nothing_is_not_the_clients() {
+    const VALUE: [u8; 12 << 10] = [7; 12 << 10];
+    let limit = Duration::from_millis(300);
+    in_task(move || {
+        let shared = server(Limits { request_timeout: limit, ..Limits::default() });
+        let free_bytes = shared.budget.free_bytes();
+        // The first put finds as much as it needs, and no buffer can grow.
+        let held = Cell::new(shared.budget.try_take(free_bytes - 100));
+        let is_hello = Cell::new(true);
+        let at_reply = Box::new(move || {
+            if !is_hello.replace(false) && held.take().is_some() {
+                esker_trt::sleep(2 * limit);
+            }
+        });
+        let quiet = Quiet { at_reply, ..quiet(true, puts(&[b"new", &VALUE])) };
+        Session::new(shared.clone(), 0, quiet, shared.budget.nothing()).run();
+        let stored = shared.store.get(b"k").expect("get").expect("there");
+        assert!(*stored == VALUE, "{} bytes", stored.len());
     });
 }

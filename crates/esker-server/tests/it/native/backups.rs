@@ -296,6 +296,29 @@ fn neither_silence_nor_a_slow_client_ends_a_connection_that_waits_for_its_backup
     let_fail(&mut client, id, &blocked);
 }
 
+/// All streams of a client in shared memory are one connection, and who waits by one of them is not idle.
+#[test]
+fn a_client_that_waits_for_its_backup_by_one_stream_keeps_the_others() {
+    let scratch = Scratch::new();
+    let blocked = Blocked::manifest(&scratch);
+    let idle = Duration::from_secs(2);
+    let sharing = sharing(|config| {
+        config.limits = Limits { idle_timeout: idle, ..Limits::default() };
+        scratch.permit(config);
+    });
+    let mut clients = sharing.clients();
+    assert!(clients.len() > 1);
+    let id = begin(&mut clients[0]);
+    esker_trt::sleep(5 * idle / 2);
+    let_fail(&mut clients[0], id, &blocked);
+    // Its silence begins here, by whichever stream.
+    esker_trt::sleep(idle / 2);
+    for client in &mut clients {
+        client.check_status(&Request::Ping, Status::Ok);
+    }
+    sharing.check_left(0);
+}
+
 #[test]
 fn memory_that_comes_back_is_enough_for_who_waits_for_a_backup() {
     let scratch = Scratch::new();

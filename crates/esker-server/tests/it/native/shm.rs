@@ -58,7 +58,7 @@ impl Sharing {
     }
 
     /// Waits until only `count` clients are left.
-    fn check_left(&self, count: u32) {
+    pub(super) fn check_left(&self, count: u32) {
         for _ in 0..3000 {
             if self.server.server.connections() == count {
                 return;
