@@ -65,6 +65,16 @@ impl TestServer {
         })
     }
 
+    /// A server of a store that has a clock of its own.
+    pub(crate) fn of_store_with_clock(
+        clock: &Arc<ManualClock>,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> TestServer {
+        TestServer::opened(2, change, |options| {
+            (options.clock, options.durability) = (clock.clone(), Durability::None);
+        })
+    }
+
     /// A server of a store of `engine`.
     pub(crate) fn on_engine(
         engine: EngineKind,
