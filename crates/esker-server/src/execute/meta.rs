@@ -146,6 +146,7 @@ impl Ground<'_> {
         let touches = flags.exptime.is_some();
         // Who lost against others begins with what they have under way: else it loses for as long as they go on.
         let mut newest = false;
+        let mut makes = 0;
         for _ in 0..super::RETRIES_MAX {
             let pending = if newest { self.pending(key, share)? } else { None };
             let is_pending = pending.is_some();
@@ -155,8 +156,13 @@ impl Ground<'_> {
                 if flags.vivify.is_some() {
                     match self.vivify(key, flags, words, buffer) {
                         Ok(Some(answer)) => return Ok(answer),
-                        // Somebody else was faster: that is a hit now.
-                        Ok(None) => continue,
+                        // Somebody else was faster: that is a hit now, or else a miss.
+                        Ok(None) => {
+                            makes += 1;
+                            if makes < super::MAKES_MAX {
+                                continue;
+                            }
+                        }
                         // As in memcached: a miss like any other.
                         Err(error) if takes_no_writes(&error) => self.report(&error),
                         Err(error) => return Err(error),
@@ -474,7 +480,7 @@ impl Ground<'_> {
     ) -> Result<Answer> {
         let down = flags.counts_down() == Some(true);
         let direction = if down { Arithmetic::Down } else { Arithmetic::Up };
-        for _ in 0..super::RETRIES_MAX {
+        for _ in 0..super::MAKES_MAX {
             let (mut number, mut mismatch) = (0, false);
             let mut shown = None;
             let changed = self.modify(key, share, |old| {
@@ -536,7 +542,7 @@ impl Ground<'_> {
             answer.block = flags.value.then_some(Block::Number(number));
             return Ok(Answer::Meta(answer));
         }
-        Err(Error::new(ErrorKind::Timeout, "step item").context("others kept writing the key"))
+        Ok(Answer::Meta(MetaAnswer::of(Status::NotStored, flags)))
     }
 
     fn meta_debug(

@@ -23,12 +23,26 @@ pub fn parse_signed(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// Reads the number that `incr` and `decr` find in a value: blanks before it, and anything after a
-/// blank behind it, are ignored, as `decr` itself leaves blanks behind.
+/// Reads the number that `incr` and `decr` find in a value, as C's `strtoull` does: blanks before it, and anything after a blank or
+/// NUL behind it, are ignored, as `decr` itself leaves blanks behind and C's clients a NUL. One below zero wraps around, and
+/// counts if that is no large one.
 #[must_use]
 pub fn parse_value(value: &[u8]) -> Option<u64> {
-    let text = value.trim_ascii_start();
-    let text = text.strip_prefix(b"+").unwrap_or(text);
-    let end = text.iter().position(u8::is_ascii_whitespace).unwrap_or(text.len());
-    parse_unsigned(text.get(..end)?, u64::MAX)
+    let start = value.iter().position(|byte| !is_blank(*byte))?;
+    let text = value.get(start..)?;
+    let (text, is_negative) = match text.strip_prefix(b"-") {
+        Some(text) => (text, true),
+        None => (text.strip_prefix(b"+").unwrap_or(text), false),
+    };
+    let end = text.iter().position(|byte| *byte == 0 || is_blank(*byte)).unwrap_or(text.len());
+    let number = parse_unsigned(text.get(..end)?, u64::MAX)?;
+    match is_negative {
+        true => Some(number.wrapping_neg()).filter(|number| *number <= i64::MAX as u64),
+        false => Some(number),
+    }
+}
+
+/// As C's `isspace`: a vertical tab is one, too.
+fn is_blank(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0B
 }

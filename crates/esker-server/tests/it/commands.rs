@@ -248,6 +248,21 @@ fn times_go_on_when_the_clock_of_the_machine_is_set_back() {
     }
 }
 
+/// Where the store's clock is late, say: what is over for the server is there for it.
+#[test]
+fn an_item_that_can_be_neither_read_nor_made_is_a_miss() {
+    let [early, late] = [1_000_000_100, 1_000_000_000].map(|at| Arc::new(ManualClock::new(at)));
+    let server = TestServer::of_store_with_clock(&late, |config| set_clock(config, &early));
+    let mut client = server.client();
+    client.check_chat(b"set k 0 1000000050 1\r\n1\r\nget k\r\n", "STORED\r\nEND\r\n");
+    client.check_chat(b"mg k N30 v\r\nma k N30 v\r\n", "EN\r\nNS\r\n");
+    client.check_chat(b"ms k 1 MA N30\r\n1\r\nms k 1 MP N30\r\n1\r\n", "NS\r\nNS\r\n");
+    let stats = client.stats();
+    assert!(stats.contains("STAT store_errors 0\r\n"), "{stats}");
+    late.set_unix_seconds(1_000_000_100);
+    client.check_chat(b"ma k N30 v\r\nma k N30 v\r\n", "VA 1\r\n0\r\nVA 1\r\n1\r\n");
+}
+
 #[test]
 fn a_negative_time_is_over_at_once() {
     let server = TestServer::start();

@@ -1,10 +1,15 @@
 //! A device that fails, or is full, under a server: what clients are told, and what is kept.
 
 use crate::harness::{Client, TestServer};
-use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger};
+use esker_base::{Error, ErrorKind};
+use esker_media::sim::{
+    Act, Asking, FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger,
+};
 use esker_server::Limits;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 const CLIENTS: usize = 4;
@@ -147,6 +152,47 @@ fn a_write_or_flush_that_fails_once_breaks_no_promise_and_says_why() {
             let device = self::device(SIZE, Initial::Recycled(image));
             check_stored(&TestServer::on_device(&device, limits()), &stored);
         }
+    }
+}
+
+/// In a cache: whoever wants to be the first has its place.
+#[test]
+fn a_large_item_that_cannot_be_read_is_a_miss_for_those_who_make_items_too() {
+    let (lost, tries) = (Arc::new(Mutex::new(0..0)), Arc::new(AtomicU64::new(0)));
+    let (bad, met) = (Arc::clone(&lost), Arc::clone(&tries));
+    let asking = Asking::new(device(16 << 20, Initial::Zeros), move |call| {
+        let bad: Range<u64> = bad.lock().expect("no panic").clone();
+        if call.act == Act::Read && call.range.start < bad.end && bad.start < call.range.end {
+            met.fetch_add(1, Ordering::SeqCst);
+            return Err(Error::new(ErrorKind::Io, "read"));
+        }
+        Ok(())
+    });
+    let inner = Arc::clone(asking.inner());
+    let server = TestServer::of_cache_on_device(asking);
+    let mut client = server.client();
+    for (n, (requests, expected)) in [
+        ("mg k N30 v t\r\nmg k v\r\n", "VA 0 t30 W\r\n\r\nVA 0 Z\r\n\r\n"),
+        ("ma k N30 J7 v\r\nget k\r\n", "VA 1\r\n7\r\nVALUE k 0 1\r\n7\r\nEND\r\n"),
+        ("ms k 1 MA N30\r\n1\r\nget k\r\n", "HD\r\nVALUE k 0 1\r\n1\r\nEND\r\n"),
+        ("add k 0 0 1\r\n1\r\nget k\r\n", "STORED\r\nVALUE k 0 1\r\n1\r\nEND\r\n"),
+        ("ms k 1 ME\r\n1\r\nget k\r\n", "HD\r\nVALUE k 0 1\r\n1\r\nEND\r\n"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let value = format!("{n}-").repeat(50_000);
+        let set = format!("set k 0 0 {}\r\n{value}\r\n", value.len());
+        client.check_chat(set.as_bytes(), "STORED\r\n");
+        let image = inner.image().to_vec();
+        let place = image.windows(1000).position(|part| part == &value.as_bytes()[..1000]);
+        let place = place.expect("it is on the device") as u64;
+        *lost.lock().expect("no panic") = place..place + 64;
+        tries.store(0, Ordering::SeqCst);
+        client.check_chat(requests.as_bytes(), expected);
+        let tries = tries.load(Ordering::SeqCst);
+        assert!((1..20).contains(&tries), "{requests}: {tries}");
+        *lost.lock().expect("no panic") = 0..0;
     }
 }
 

@@ -65,6 +65,16 @@ impl TestServer {
         })
     }
 
+    /// A server of a store that has a clock of its own.
+    pub(crate) fn of_store_with_clock(
+        clock: &Arc<ManualClock>,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> TestServer {
+        TestServer::opened(2, change, |options| {
+            (options.clock, options.durability) = (clock.clone(), Durability::None);
+        })
+    }
+
     /// A server of a store of `engine`.
     pub(crate) fn on_engine(
         engine: EngineKind,
@@ -97,19 +107,29 @@ impl TestServer {
 
     /// A server of the store on a simulated device, which acknowledges what is durable.
     pub(crate) fn on_device(device: &Arc<SimBlock>, limits: Limits) -> TestServer {
-        TestServer::at_on_device("memcache://127.0.0.1:0", device, limits)
+        TestServer::at_on_device("memcache://127.0.0.1:0", device.clone(), limits, false)
+    }
+
+    /// A server of a cache on a simulated device.
+    pub(crate) fn of_cache_on_device(device: Arc<dyn BlockDevice>) -> TestServer {
+        TestServer::at_on_device("memcache://127.0.0.1:0", device, Limits::default(), true)
     }
 
     /// The same, with the native protocol.
     pub(crate) fn native_on_device(device: &Arc<SimBlock>, limits: Limits) -> TestServer {
-        TestServer::at_on_device("native://127.0.0.1:0", device, limits)
+        TestServer::at_on_device("native://127.0.0.1:0", device.clone(), limits, false)
     }
 
-    fn at_on_device(address: &str, device: &Arc<SimBlock>, limits: Limits) -> TestServer {
+    fn at_on_device(
+        address: &str,
+        device: Arc<dyn BlockDevice>,
+        limits: Limits,
+        cache: bool,
+    ) -> TestServer {
         let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
         let any = address.parse().expect("address");
         let config = ServerConfig { listen: vec![any], limits, ..ServerConfig::default() };
-        let store = open_on(device).expect("store");
+        let store = open_on(device, cache).expect("store");
         let folder = tempfile::tempdir().expect("scratch folder");
         TestServer::of(Arc::new(runtime), store, config, folder)
     }
@@ -134,12 +154,13 @@ impl TestServer {
 }
 
 /// Opens a store of small segments on a simulated device.
-fn open_on(device: &Arc<SimBlock>) -> esker::Result<Store> {
+fn open_on(device: Arc<dyn BlockDevice>, cache: bool) -> esker::Result<Store> {
     let mut options = Options::new("");
+    options.cache = cache;
     options.testing.seed = Some(1);
     options.testing.segment_size_bytes = Some(256 << 10);
     options.testing.background = false;
-    Store::open_on(Arc::clone(device) as Arc<dyn BlockDevice>, &options)
+    Store::open_on(device, &options)
 }
 
 pub(crate) struct Client(pub(crate) TcpStream);

@@ -1,16 +1,21 @@
 //! Caches: a full one evicts, and never has an older value than it had.
 
-use crate::support::{SEGMENT_SIZE, device, open, options};
+use crate::support::{SEGMENT_SIZE, device, flip_on, open, options};
 use esker::{Batch, Condition, Durability, ErrorKind, Options, Outcome, PutOptions, Store};
 use esker_base::clock::Clock;
 use esker_base::rng::Rng;
 use esker_media::BlockDevice;
-use esker_media::sim::{Asking, FaultKind, FaultPlan, Initial, SimBlock, SimBlockOptions, Trigger};
+use esker_media::sim::{
+    Act, Asking, FaultKind, FaultPlan, Initial, SimBlock, SimBlockOptions, Trigger,
+};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Bytes of a value that stands in extents.
+const LARGE: usize = 4000;
 
 /// Goes on whenever it is looked at.
 #[derive(Debug, Default)]
@@ -310,13 +315,13 @@ fn evictions_are_items_that_went() {
     assert!(evicted > 50, "{evicted}");
 }
 
-/// A cache in which the record of `k` cannot be read.
-fn with_damage(seed: u64, hash_mask: u64) -> (Arc<SimBlock>, Options) {
+/// A cache in which the value of `k`, of so many bytes, cannot be read.
+fn with_damage(seed: u64, hash_mask: u64, length: usize) -> (Arc<SimBlock>, Options) {
     let (mut options, old) = (cache_options(seed), device(seed));
     options.testing.hash_mask = hash_mask;
     let store = open(&old, &options).unwrap();
-    for key in [b"a", b"k", b"b"] {
-        store.put(key, &[key[0]; 300]).unwrap();
+    for (key, length) in [(b"a", 300), (b"k", length), (b"b", 300)] {
+        store.put(key, &vec![key[0]; length]).unwrap();
     }
     // Its segment is full, and has a summary.
     for number in 0..20_u8 {
@@ -356,9 +361,13 @@ fn what_cannot_be_read_of_a_cache_is_gone_and_keeps_no_write_from_its_key() {
             None
         },
     ];
-    for (place, write) in writes.into_iter().enumerate() {
+    // In the record of its key, and in extents; of a write nobody has read before, and of one somebody has.
+    let ways = [(300, true), (300, false), (LARGE, true), (LARGE, false)];
+    let all =
+        ways.into_iter().flat_map(|way| writes.into_iter().enumerate().map(move |w| (way, w)));
+    for ((length, is_read), (place, write)) in all {
         let seed = 40 + 3 * place as u64;
-        let (damaged, options) = with_damage(seed, u64::MAX);
+        let (damaged, options) = with_damage(seed, u64::MAX, length);
         let mut store = open(&damaged, &options).unwrap();
         let values = |store: &Store| {
             let bytes = |value: Option<esker::Value>| value.map(|value| value.to_vec());
@@ -370,15 +379,54 @@ fn what_cannot_be_read_of_a_cache_is_gone_and_keeps_no_write_from_its_key() {
         let others = |of_k: Option<&[u8]>| {
             [Some(vec![b'a'; 300]), of_k.map(<[u8]>::to_vec), Some(vec![b'b'; 300])]
         };
-        assert_eq!(values(&store), others(None));
+        if is_read {
+            assert_eq!(values(&store), others(None));
+        }
         let due = write(&store);
         assert_eq!(due.is_some(), place < 3);
         for _ in 0..2 {
-            assert_eq!(values(&store), others(due), "{seed}");
+            assert_eq!(values(&store), others(due), "{length} {is_read} {place}");
             store.close().unwrap();
             store = open(&damaged, &options).unwrap();
         }
     }
+}
+
+#[test]
+fn a_large_value_refuses_adds_for_as_long_as_it_can_be_read_and_is_read_for_the_first_of_them() {
+    let reads = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&reads);
+    let asking = Asking::new(device(74), move |call| {
+        let is_extent = call.act == Act::Read && call.range.end - call.range.start == 1024;
+        counted.fetch_add(u64::from(is_extent), Ordering::SeqCst);
+        Ok(())
+    });
+    let inner = Arc::clone(asking.inner());
+    let mut options = cache_options(74);
+    options.record_cache_bytes = 1 << 20;
+    let store = Store::open_on(asking as Arc<dyn BlockDevice>, &options).unwrap();
+    let value = vec![b'k'; LARGE];
+    let add = |length: usize| {
+        let put = PutOptions { condition: Condition::Absent, ..PutOptions::default() };
+        store.put_with(b"k", &vec![b'n'; length], put).unwrap()
+    };
+    store.put(b"k", &value).unwrap();
+    for length in [3, LARGE, 3, LARGE] {
+        assert_eq!(add(length), Outcome::KeyExists);
+    }
+    assert_eq!(reads.load(Ordering::SeqCst), LARGE.div_ceil(1024) as u64);
+    // What cannot be read for a while counts again when it can be.
+    inner.set_faults(FaultPlan::none().with(FaultKind::ReadError, Trigger::FromNth(1)));
+    assert!(store.get(b"k").unwrap().is_none());
+    inner.set_faults(FaultPlan::none());
+    assert_eq!(store.get(b"k").unwrap().as_deref(), Some(&value[..]));
+    assert_eq!(add(3), Outcome::KeyExists);
+    let place =
+        inner.image().to_vec().windows(LARGE / 4).position(|part| part == &value[..LARGE / 4]);
+    flip_on(&inner, place.unwrap() as u64 + 7);
+    assert!(store.get(b"k").unwrap().is_none());
+    assert!(matches!(add(LARGE), Outcome::Stored(_)));
+    assert_eq!(store.get(b"k").unwrap().as_deref(), Some(&[b'n'; LARGE][..]));
 }
 
 /// The index tells keys apart by a few bits of their hashes, here by none.
@@ -410,7 +458,7 @@ fn what_was_deleted_while_nothing_could_be_read_does_not_come_back() {
 
 #[test]
 fn of_two_keys_with_the_hash_of_what_cannot_be_read_both_are_there() {
-    let (damaged, options) = with_damage(73, 0);
+    let (damaged, options) = with_damage(73, 0, 300);
     let mut store = open(&damaged, &options).unwrap();
     let mut batch = Batch::new();
     batch.put(b"x", b"1").put(b"y", b"2");

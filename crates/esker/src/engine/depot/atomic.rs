@@ -10,6 +10,7 @@ use super::extents::Building;
 use super::pending::{Known, Stripes};
 use super::write::{Alone, Resolved, STATE_MASK, Start};
 use crate::batch::{Batch, Change};
+use crate::value::Condition;
 use esker_base::Result;
 use esker_base::ids::Version;
 use esker_format::depot::{LARGE_VALUE_SIZE, RecordKind, RecordMeta};
@@ -105,7 +106,10 @@ impl Depot {
         let mut resolved = Vec::with_capacity(parts.len());
         for part in parts {
             let pending = self.pending.lock(part.hash).find(part.hash, part.key).is_some();
-            resolved.push(if pending { None } else { Some(self.resolve(part.hash, part.key)?) });
+            resolved.push(match pending {
+                true => None,
+                false => Some(self.resolve(part.hash, part.key, Condition::Always)?),
+            });
         }
         let mut stripes = self.pending.lock_all(parts.iter().map(|part| part.hash));
         if alone.is_none()

@@ -32,6 +32,8 @@ struct Large {
     links: Box<[Option<Link>]>,
     /// When it expires, in Unix seconds, as far as that is known.
     expires_at: Option<u64>,
+    /// Whether the last read of all of it failed; `None`: nobody has read it.
+    is_lost: Option<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +65,18 @@ impl Extents {
     /// Whether the value is there, or on its way.
     pub(super) fn has(&self, id: u64) -> bool {
         self.table.lock().values.contains_key(&id)
+    }
+
+    /// A read of all of the value brought it, or could not.
+    pub(super) fn note_read(&self, id: u64, is_lost: bool) {
+        if let Some(large) = self.table.lock().values.get_mut(&id) {
+            large.is_lost = Some(is_lost);
+        }
+    }
+
+    /// Whether the last read of all of the value failed, if somebody has read it.
+    pub(super) fn is_lost(&self, id: u64) -> Option<bool> {
+        self.table.lock().values.get(&id)?.is_lost
     }
 
     /// Number of extents of the value with this head.

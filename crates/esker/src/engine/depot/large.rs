@@ -46,7 +46,8 @@ impl Depot {
         loop {
             if condition != Condition::Always
                 && self.pending.lock(hash).find(hash, key).is_none()
-                && let Some(refused) = self.decide(condition, self.resolve(hash, key)?.known)
+                && let Some(refused) =
+                    self.decide(condition, self.resolve(hash, key, condition)?.known)
             {
                 return Ok(refused);
             }
@@ -162,10 +163,13 @@ impl Depot {
         admit(memory_of(size as u64))?;
         let mut buffer = self.pool.get(size);
         let extent_size = usize::try_from(large.extent_size_bytes).unwrap_or(usize::MAX);
-        for (number, target) in (0..large.count()).zip(buffer.chunks_mut(extent_size)) {
-            if !self.read_extent(large, number, target)? {
-                return Ok(None);
-            }
+        let mut targets = buffer.chunks_mut(extent_size);
+        let is_there = self.read_extents(large, |number| match targets.next() {
+            Some(target) => self.read_extent(large, number, target),
+            None => Ok(true),
+        })?;
+        if !is_there {
+            return Ok(None);
         }
         let value = 0..usize::try_from(large.size_bytes).unwrap_or(size);
         Ok(Some(Value::new(buffer, value, head.record().meta.version, head.attributes())))
@@ -182,12 +186,47 @@ impl Depot {
         let large = self.large_of(head)?;
         let size = round_up(u64::from(large.extent_size_bytes), self.layout.block);
         let mut buffer = self.pool.get(size.and_then(|s| usize::try_from(s).ok()).unwrap_or(0));
+        self.read_extents(large, |number| self.read_extent(large, number, &mut buffer))?;
+        Ok(())
+    }
+
+    /// Reads each extent of a value by `read`, and notes what came of it; false if the value was superseded meanwhile.
+    fn read_extents(
+        &self,
+        large: LargeValue,
+        mut read: impl FnMut(u32) -> Result<bool>,
+    ) -> Result<bool> {
         for number in 0..large.count() {
-            if !self.read_extent(large, number, &mut buffer)? {
-                break;
+            match read(number) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => {
+                    if error.is_unread() {
+                        self.extents.note_read(large.id, true);
+                    }
+                    return Err(error);
+                }
             }
         }
-        Ok(())
+        self.extents.note_read(large.id, false);
+        Ok(true)
+    }
+
+    /// Whether a cache has lost the value that a key's record names. It is read for this only if nobody has read it yet: what the last
+    /// read met is good enough, for many may ask who are refused for its sake.
+    pub(super) fn has_lost_value(&self, head: &Fetched) -> Result<bool> {
+        if !self.superblock.cache || head.record().meta.kind != RecordKind::Large {
+            return Ok(false);
+        }
+        let read = self.large_of(head).and_then(|large| match self.extents.is_lost(large.id) {
+            Some(is_lost) => Ok(is_lost),
+            // Nothing may be known of its extents.
+            None => self.check_extents(head).map(|()| !self.extents.has(large.id)),
+        });
+        match read {
+            Err(error) if self.is_lost(&error) => Ok(true),
+            read => read,
+        }
     }
 
     /// Reads an extent to the start of `target`; false if the value was superseded meanwhile.

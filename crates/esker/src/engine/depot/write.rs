@@ -113,7 +113,7 @@ impl Depot {
         {
             None
         } else {
-            Some(self.resolve(hash, key)?)
+            Some(self.resolve(hash, key, change.condition)?)
         };
         let mut stripe = self.pending.lock(hash);
         if let Some(gate) = self.exclusive() {
@@ -262,8 +262,8 @@ impl Depot {
         condition.refused(live.map(|live| live.version))
     }
 
-    /// Finds the index entry of `key` by reading the records of its candidates.
-    pub(super) fn resolve(&self, hash: u64, key: &[u8]) -> Result<Resolved> {
+    /// Finds the index entry of `key` by reading the records of its candidates, for who writes it on `condition`.
+    pub(super) fn resolve(&self, hash: u64, key: &[u8], condition: Condition) -> Result<Resolved> {
         loop {
             let mut resolved = Resolved {
                 offered: self.offered(hash),
@@ -273,7 +273,7 @@ impl Depot {
                 unread: None,
                 collides: false,
             };
-            let read = self.resolve_offered(hash, key, &mut resolved);
+            let read = self.resolve_offered(hash, key, condition, &mut resolved);
             let has_failed = read.is_err() || resolved.unread.is_some();
             if !has_failed || !self.is_over(hash, &resolved.offered) {
                 return read.map(|()| resolved);
@@ -281,7 +281,13 @@ impl Depot {
         }
     }
 
-    fn resolve_offered(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
+    fn resolve_offered(
+        &self,
+        hash: u64,
+        key: &[u8],
+        condition: Condition,
+        resolved: &mut Resolved,
+    ) -> Result<()> {
         let mut refused = None;
         for (link, life) in resolved.offered.clone() {
             let fetched = match self.read_again(link, life) {
@@ -316,8 +322,12 @@ impl Depot {
                     continue;
                 }
                 resolved.published = Some(link);
+                // To others a value that cannot be read is there.
+                let is_lost = condition == Condition::Absent
+                    && self.is_valid(record.meta)
+                    && self.has_lost_value(&fetched)?;
                 resolved.known = Some(Known {
-                    version: record.meta.version,
+                    version: if is_lost { UNREAD } else { record.meta.version },
                     exists: record.meta.kind.has_value(),
                     expires_at: record.meta.expires_at,
                 });
