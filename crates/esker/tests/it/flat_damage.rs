@@ -283,7 +283,10 @@ fn a_place_that_cannot_be_read_stops_no_cleaning_and_no_other_key() {
             assert_eq!(judge(&store, &last, &format!("from {from}, opened again")), 0);
             assert!(store.check().unwrap().is_sound(), "from {from}");
         }
-        assert!(all > 500 && most <= HIDDEN, "{engine}: {all} refused, {most} of one round at most");
+        assert!(
+            all > 500 && most <= HIDDEN,
+            "{engine}: {all} refused, {most} of one round at most"
+        );
     }
 }
 
