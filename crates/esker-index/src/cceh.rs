@@ -225,7 +225,8 @@ impl Cceh {
         let all: Vec<Located> = now.places.iter().map(Place::load).collect();
         let mut found: Vec<(Located, u64)> =
             all.iter().enumerate().map(|(place, located)| (*located, first_hash(place))).collect();
-        found.dedup_by_key(|(located, _)| *located);
+        // A split that is being published has one segment there at two depths: once is enough to lock it.
+        found.dedup_by_key(|(located, _)| located.at_depth(0));
         let segment = |located: Located| located.segment(&self.base.arena);
         // C2: whoever locks a home from now on finds another root. Locks of segments come before that, as in `make_room`.
         let _locks: Vec<_> = found.iter().map(|(located, _)| segment(*located).lock()).collect();

@@ -34,6 +34,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 const TRIES: u32 = 3;
 /// Bytes of the mark, which comes again and again in a block.
 const MARK: usize = 64;
+/// Bytes of the smallest blocks that there are.
+const BLOCK_MIN: usize = 512;
 /// No place: nothing was read yet.
 const NOWHERE: u64 = u64::MAX;
 
@@ -87,6 +89,12 @@ impl Refused {
     #[must_use]
     pub fn is_one(&self, block: &[u8]) -> bool {
         block.starts_with(&self.mark)
+    }
+
+    /// Whether any block was refused of those that `bytes` begin with and have.
+    #[must_use]
+    pub fn is_in(&self, bytes: &[u8]) -> bool {
+        bytes.chunks(BLOCK_MIN).any(|block| self.is_one(block))
     }
 
     /// Writes zeros to all blocks that are lost, durably: to how many, and how many the device does not take.

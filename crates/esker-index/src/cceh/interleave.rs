@@ -193,6 +193,32 @@ fn interleave_cceh_expectations_beside_splits_end() {
     explore(expectations_beside_splits);
 }
 
+/// The segment that splits has four places of the directory, which follow one after the other.
+fn expectations_beside_splits_of_many_places() {
+    let index = Arc::new(Cceh::default());
+    let deep = |n: u64| hash(n) >> 2 | 3 << 62;
+    (0..=FULL).for_each(|n| index.insert(deep(n), word(n)));
+    (0..=FULL).for_each(|n| assert!(index.remove(deep(n), word(n))));
+    assert!(index.is_empty() && segments(&index) == 4, "one half has not split, the other one has");
+    let wide = |n: u64| hash(n) >> 1 | 1;
+    (0..FULL).for_each(|n| index.insert(wide(n), word(n)));
+    let other = {
+        let index = Arc::clone(&index);
+        // As who has found it empty just before.
+        thread::spawn(move || index.expect_now(10 * FULL))
+    };
+    (FULL..FULL + 3).for_each(|n| index.insert(wide(n), word(n)));
+    other.join().unwrap();
+    assert!(segments(&index) > 4, "nothing split");
+    (0..FULL + 3)
+        .for_each(|n| assert_eq!(index.lookup(wide(n)).iter().collect::<Vec<_>>(), [word(n)]));
+}
+
+#[test]
+fn interleave_cceh_expectations_beside_splits_of_many_places_end() {
+    explore(expectations_beside_splits_of_many_places);
+}
+
 #[test]
 fn interleave_cceh_splits_beside_splits_lose_nothing() {
     explore(splits_beside_splits);

@@ -124,7 +124,8 @@ fn read(part: &[u8], found: &mut Vec<(Known, Link)>) -> Result<()> {
         return Err(bad("begins at no home"));
     }
     let position = first >> (64 - level);
-    if position + groups * GROUP as u64 > (1 << level).max(GROUP as u64) {
+    // The last group may begin anywhere: a table that was cleared meanwhile goes on with other homes.
+    if (position + groups.saturating_sub(1) * GROUP as u64) >> level != 0 {
         return Err(bad("reaches past the last home"));
     }
     let (entries, overflow) = (counts & u64::from(u32::MAX), counts >> 32);

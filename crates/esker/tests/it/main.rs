@@ -43,6 +43,7 @@ mod flex_full;
 mod flex_killed;
 mod flex_memory;
 mod flex_mend;
+mod flex_mended;
 mod flex_new;
 mod flex_repair;
 mod flex_room;

@@ -1,10 +1,10 @@
 //! Repairs: what can be read is kept, what cannot is gone, and nothing that was known to be replaced
 //! comes back.
 
-use crate::support::{DEVICE_SIZE, device, open, options};
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
 use esker::{Batch, Error, ErrorKind, RepairReport, Store, repair_on};
 use esker_base::rng::Rng;
-use esker_format::depot::{BatchHeader, BatchKind};
+use esker_format::depot::{BatchHeader, BatchKind, SegmentHeader};
 use esker_media::sim::{Act, Asking, Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -260,6 +260,89 @@ fn much_damage_leaves_a_sound_store() {
     assert!(kept > 1000, "{kept} keys kept");
 }
 
+/// Also where damaged segments hold nothing, and what is moved out of others could go there.
+#[test]
+fn damage_in_many_segments_costs_no_more_than_that_in_each() {
+    let mut moved = 0;
+    for seed in 0..12 {
+        let closed = seed % 2 == 0;
+        let (image, history) = match seed % 4 < 2 {
+            true => populated(seed, closed),
+            false => batched(seed, closed),
+        };
+        let mut rng = Rng::from_seed(seed);
+        for round in 0..10 {
+            let at = format!("seed {seed}, round {round}");
+            let (mut damaged, mut costs) = (image.clone(), 0);
+            for segment in 0..DEVICE_SIZE / SEGMENT_SIZE {
+                if rng.chance(1, 2) {
+                    let mut alone = image.clone();
+                    let offset = segment * SEGMENT_SIZE + rng.below(SEGMENT_SIZE);
+                    let bit = u32::try_from(rng.below(8)).unwrap();
+                    [&mut damaged, &mut alone]
+                        .into_iter()
+                        .for_each(|image| image.flip(offset, bit));
+                    costs += mended(&alone, &history, &at).1;
+                }
+            }
+            let (report, lacking) = mended(&damaged, &history, &at);
+            assert!(lacking <= costs, "{at}: {lacking} keys instead of {costs}, {report:?}");
+            moved += u64::from(report.records_moved > 0);
+        }
+    }
+    assert!(moved > 60, "{moved}");
+}
+
+/// A closed store whose log has some dead segments in its middle, and where values of it are.
+fn with_dead_segments() -> (Image, History, impl Fn(u8, u8) -> u64) {
+    let device = device(1);
+    let store = open(&device, &options(1)).unwrap();
+    let mut history = History::new();
+    let value = |name: u8, number: u8| {
+        let mut value = vec![number; 500];
+        value[0] = name;
+        value
+    };
+    for (name, is_again) in [(b'x', 0), (b'f', 0), (b'y', 0), (b'f', 100)] {
+        for number in 0..if name == b'f' { 18 } else { 12 } {
+            let (key, value) = (vec![name, number], value(name, number + is_again));
+            store.put(&key, &value).unwrap();
+            history.entry(key).or_default().push(Some(value));
+        }
+    }
+    store.close().unwrap();
+    drop(store);
+    let image = device.image();
+    let of = image.clone();
+    let offset_of = move |name: u8, number: u8| {
+        let (value, mut found) = (value(name, number), [0; 500]);
+        let is_it = |offset: &u64| {
+            of.read(*offset, &mut found);
+            found == *value
+        };
+        (0..DEVICE_SIZE - 500).find(is_it).unwrap()
+    };
+    (image, history, offset_of)
+}
+
+/// What is moved out of the first one could go to the dead one beside it, and what follows as well.
+#[test]
+fn a_damaged_segment_without_live_records_is_in_use_again_only_once_it_is_mended() {
+    let (image, history, offset_of) = with_dead_segments();
+    let mut moved = 0;
+    for dead in [1, 8].map(|number| offset_of(b'f', number) / SEGMENT_SIZE * SEGMENT_SIZE) {
+        for offset in (dead..dead + SEGMENT_SIZE).step_by(61) {
+            let mut damaged = image.clone();
+            let lost = [(b'x', 3), (b'y', 7)].map(|(name, number)| offset_of(name, number) + 250);
+            lost.into_iter().chain([offset]).for_each(|offset| damaged.flip(offset, 1));
+            let (report, lacking) = mended(&damaged, &history, &format!("offset {offset}"));
+            assert_eq!((report.records_lost, lacking), (2, 2), "offset {offset}: {report:?}");
+            moved += report.records_moved;
+        }
+    }
+    assert!(moved > 200, "{moved}");
+}
+
 #[test]
 fn a_repair_that_is_cut_off_can_be_done_again() {
     let made = [populated(4, false), batched(5, true)];
@@ -383,6 +466,70 @@ fn a_block_that_is_never_read_costs_no_more_than_what_stands_in_it() {
             kept += history.len() as u64 - lacking;
         }
         assert!(lost > 0 && kept > 100 * lost, "{lost} lost, {kept} kept");
+    }
+}
+
+/// The last batches before a kill: one of several blocks, the first one of a segment, and the cleaner's.
+#[test]
+fn a_repair_tells_of_a_block_that_is_never_read_at_the_end_of_a_log() {
+    let (mut lacked, mut told) = (0, 0);
+    for (more, size) in (0..8).flat_map(|more| [(more, 300), (more, 900)]) {
+        let device = device(more);
+        let store = open(&device, &options(more)).unwrap();
+        let mut history = History::new();
+        for number in 0..40 + u8::try_from(more).unwrap() {
+            let key = vec![number % 16];
+            let value = vec![number; size];
+            store.put(&key, &value).unwrap();
+            history.entry(key).or_default().push(Some(value));
+        }
+        if more % 4 == 3 {
+            store.clean(3).unwrap();
+        }
+        store.forget();
+        let image = device.image();
+        for block in (0..DEVICE_SIZE / BLOCK).map(|number| number * BLOCK) {
+            let at = format!("{more} more of {size}, block at {block}");
+            let device = refusing(&image, block);
+            let report = repair_on(Arc::clone(&device) as Arc<_>, &options(5)).expect(&at);
+            let store = Store::open_on(Arc::clone(&device) as Arc<_>, &options(7)).expect(&at);
+            let lacking = judge(&store, &history, &report, &at);
+            let is_told = report.damaged_segments + report.records_lost > 0;
+            assert!(is_told || lacking == 0, "{at}: {lacking} keys, and nobody says so");
+            lacked += lacking;
+            told += u64::from(is_told);
+        }
+    }
+    assert!(lacked > 50 && told > lacked, "{lacked} keys, told {told} times");
+}
+
+#[test]
+fn a_header_that_is_neither_read_nor_written_keeps_nothing_else_from_repair() {
+    let (image, history, offset_of) = with_dead_segments();
+    // Not one of those that are taken at once, for the log and for what is moved.
+    let dead = offset_of(b'f', 14) / SEGMENT_SIZE * SEGMENT_SIZE;
+    let is_header = |block: &u64| {
+        let mut magic = [0; 512];
+        image.read(*block, &mut magic);
+        SegmentHeader::is_one(&magic)
+    };
+    let headers: Vec<u64> = (dead..dead + SEGMENT_SIZE).step_by(512).filter(is_header).collect();
+    assert_eq!(headers.len(), 2);
+    for header in headers {
+        let mut damaged = image.clone();
+        damaged.flip(offset_of(b'x', 3) + 250, 1);
+        let device = Asking::new(reopened(&damaged), move |call| {
+            let meets = call.range.start < header + BLOCK && header < call.range.end;
+            match call.act {
+                Act::Read | Act::Write if meets => Err(Error::new(ErrorKind::Io, "read or write")),
+                _ => Ok(()),
+            }
+        });
+        let error = repair_on(Arc::clone(&device) as Arc<_>, &options(5)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(error.to_string().contains("1 records lost"), "{error}");
+        let (report, lacking) = mended(&device.inner().image(), &history, "on another device");
+        assert_eq!((report.records_lost, report.records_moved, lacking), (0, 0, 1), "{report:?}");
     }
 }
 

@@ -135,3 +135,25 @@ fn bytes_that_are_no_part_are_refused_or_harmless() {
     }
     let _ = walked(&target);
 }
+
+/// As a checkpoint is written while somebody clears the store.
+#[test]
+fn parts_taken_while_all_is_cleared_can_be_imported() {
+    let (directory, _) = filled(GEOMETRY, 100_000);
+    let mut cursors = vec![0];
+    while let Some((_, next)) = directory.export(cursors[cursors.len() - 1]) {
+        cursors.push(next);
+    }
+    for count in [0, 40, 3000] {
+        directory.clear();
+        (0..count).for_each(|n| directory.insert(n << 40, link(n)));
+        for cursor in &cursors {
+            let into = Directory::with_geometry(GEOMETRY, 0);
+            let mut cursor = *cursor;
+            while let Some((part, next)) = directory.export(cursor) {
+                into.import(&part, |_| true).unwrap();
+                cursor = next;
+            }
+        }
+    }
+}

@@ -36,10 +36,16 @@ fn of_share(found: &[Vec<Found>], share: u32) -> impl Iterator<Item = &Found> {
     })
 }
 
+/// Whether a record was written since all was cleared.
+fn is_uncleared(record: &Found, clear: Version) -> bool {
+    record.version() >= clear || sites::RECOVER_CLEAR.disabled()
+}
+
 /// The checkpoint's index, or a new one for `least` entries, with room for those that the log adds. They come in the order of their
 /// hashes: where the directory has to grow for them, much of each table comes before that shows, and ends in the overflow.
 pub(super) fn directory_with_room(
     found: &[Vec<Found>],
+    clear: Version,
     index: Option<Directory>,
     least: u64,
 ) -> Result<Directory> {
@@ -52,7 +58,8 @@ pub(super) fn directory_with_room(
     let step = if records < COUNTED { 1 } else { SHARES / SHARES_COUNTED };
     let mut more = 0;
     for share in (0..SHARES).filter(|share| share.is_multiple_of(step)) {
-        let mut hashes: Vec<u64> = of_share(found, share).map(|record| record.hash).collect();
+        let counts = of_share(found, share).filter(|record| is_uncleared(record, clear));
+        let mut hashes: Vec<u64> = counts.map(|record| record.hash).collect();
         hashes.sort_unstable();
         hashes.dedup();
         hashes.retain(|hash| !is_known(hash));
@@ -98,8 +105,10 @@ impl Depot {
         })?;
         self.adopt_large(log);
         let read = log.segments.iter().map(|segment| segment.header.segment_id);
+        // Those are nobody's before they are mended, also where they hold nothing.
+        let is_damaged = |id| log.damaged.iter().any(|damage| damage.segment == id);
         for id in read.chain(covered) {
-            if self.segments.state(id) == Use::Sealed {
+            if self.segments.state(id) == Use::Sealed && !is_damaged(id) {
                 // The cleaner's last segments may hold nothing that counts, and those that were free hold nothing.
                 self.segments.seal(id);
             }
@@ -175,9 +184,7 @@ impl Depot {
 
     /// Takes in the records that count: of each key the newest.
     fn fold(&self, mut found: Vec<Found>, clear: Version) -> Result<()> {
-        if !sites::RECOVER_CLEAR.disabled() {
-            found.retain(|record| record.version() >= clear);
-        }
+        found.retain(|record| is_uncleared(record, clear));
         if sites::RECOVER_NEWEST.disabled() {
             found.sort_unstable_by_key(|record| (record.hash, std::cmp::Reverse(record.order)));
         } else {

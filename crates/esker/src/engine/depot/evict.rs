@@ -32,7 +32,9 @@ use super::unread::FAILURES_MAX;
 use super::{Depot, gather, sites, spread};
 use esker_base::ids::{SegmentId, Version};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::depot::{LargeRef, RecordKind, RecordMeta, SummaryRecord, encode_evicted};
+use esker_format::depot::{
+    LargeRef, RecordKind, RecordMeta, SegmentHeader, SummaryRecord, encode_evicted,
+};
 use esker_index::{Link, SizeHint};
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -241,14 +243,31 @@ impl Depot {
 
     /// Takes the validity from a segment's header, durably.
     pub(super) fn blank_header(&self, id: SegmentId) -> Result<()> {
-        let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
-        let base = self.layout.segment_offset(id);
-        let blank = |at| self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)]);
         // PERSIST: V1. Crash before: the segment is still there.
-        blank(base)
-            .and_then(|()| blank(base + self.layout.header_copy()))
+        self.blank_copies(id)
             .and_then(|()| self.device.flush(sites::EVICT_FLUSH))
             .map_err(|error: Error| self.poison(&error))
+    }
+
+    /// Takes the validity from both copies of a header. To a repair, what cannot be written is none if it is none as it reads: it says so in
+    /// the end, and nobody is to take the segment until then.
+    pub(super) fn blank_copies(&self, id: SegmentId) -> Result<()> {
+        let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
+        let base = self.layout.segment_offset(id);
+        for at in [base, base + self.layout.header_copy()] {
+            block.fill(0);
+            match self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)]) {
+                Err(error) if error.kind() == ErrorKind::Io && self.repair.is_some() => {
+                    match self.source(sites::CHECK_READ).read(at, &mut block) {
+                        Ok(()) if SegmentHeader::is_one(&block) => return Err(error),
+                        Err(other) if other.kind() != ErrorKind::Io => return Err(other),
+                        _ => self.segments.withhold(id),
+                    }
+                }
+                written => written?,
+            }
+        }
+        Ok(())
     }
 
     /// The index forgets a record of the victim, which is an item; false if it points elsewhere by now.

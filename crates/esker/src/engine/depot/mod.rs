@@ -257,7 +257,7 @@ impl Depot {
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
         let entries = options.index_entries_within(device.geometry().size_bytes);
-        let index = adopt::directory_with_room(&log.found, index, entries)?;
+        let index = adopt::directory_with_room(&log.found, log.clear_version, index, entries)?;
         let end = log.log_end();
         end.check()?;
         let new = end.next_version == Version(1);

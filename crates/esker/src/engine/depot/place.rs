@@ -336,15 +336,25 @@ impl Depot {
         Ok(())
     }
 
-    /// Writes both copies of a segment's header. `session_epoch` is what segments of one session have in common, or those of
-    /// one checkpoint.
+    /// Writes both copies of a new segment's header. `session_epoch` is what segments of one session have in common, or those of
+    /// one checkpoint. A repair writes the rest of the segment as well: what stood there was not read, an open reads on behind the end of
+    /// what is written, and not every device can read what was not.
     pub(super) fn write_header(
         &self,
         id: SegmentId,
         incarnation: Incarnation,
         session_epoch: SegmentEpoch,
     ) -> Result<()> {
-        self.header_writes(id, incarnation, session_epoch).collect()
+        self.header_writes(id, incarnation, session_epoch).collect::<Result<()>>()?;
+        if self.repair.is_none() {
+            return Ok(());
+        }
+        // PERSIST: the header, before what it declares dead is overwritten.
+        self.device.flush(sites::ROLL_FLUSH)?;
+        let (start, end) = (self.layout.first_batch(), self.layout.header_copy());
+        let zeros = self.pool.get_zeroed(usize::try_from(end - start).unwrap_or(0));
+        let base = self.layout.segment_offset(id);
+        self.device.write_at(sites::BLANK_WRITE, base + start, &[IoSlice::new(&zeros)])
     }
 
     /// Writes the copies of a segment's header anew of which one at least is valid: one tells what both would.

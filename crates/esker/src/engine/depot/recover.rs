@@ -250,7 +250,7 @@ impl Recovered {
             damaged: Vec::new(),
             threads,
         };
-        log.damaged = log.check_ends(source, lenient)?;
+        log.damaged = log.check_ends(source, repairing)?;
         log.damaged.extend(headless.into_iter().map(Damage::headless));
         scan.take_behind(&mut log)?;
         Ok((log, index))
@@ -260,8 +260,8 @@ impl Recovered {
         self.segments.iter().filter(move |segment| segment.header.stream == stream)
     }
 
-    /// R2 and R3.
-    fn check_ends(&self, source: &Source<'_>, lenient: bool) -> Result<Vec<Damage>> {
+    /// R2 and R3. What a repair is refused where the log may have gone on is damage, too.
+    fn check_ends(&self, source: &Source<'_>, repairing: Option<&Refused>) -> Result<Vec<Damage>> {
         let mut damaged = Vec::new();
         if sites::COMMITTED_POINT.disabled() {
             return Ok(damaged);
@@ -270,8 +270,14 @@ impl Recovered {
             let Scanned { header, end, .. } = segment;
             let later = self.segments.get(place + 1..).unwrap_or(&[]);
             let covered = self.known.covers.due(segment).filter(|due| *due > end.next);
-            let Some(due) = segment.due(later, source)?.max(covered) else { continue };
-            if lenient {
+            let mut due = segment.due(later, source)?.max(covered);
+            if let Some(refused) = repairing.filter(|_| !end.sealed)
+                && source.is_end_refused(header.segment_id, end, refused)?
+            {
+                due = due.max(Some(Sequence(end.next.0 + 1)));
+            }
+            let Some(due) = due else { continue };
+            if repairing.is_some() {
                 let segment = header.segment_id;
                 damaged.push(Damage { segment, due, hides: true, headless: false });
                 continue;

@@ -19,6 +19,7 @@
 
 use super::clean::Cleaner;
 use super::moves::Move;
+use super::segments::{Incarnation, Use};
 use super::{Depot, sites, spread};
 use crate::check::RepairReport;
 use crate::engine::Engine;
@@ -46,7 +47,6 @@ pub(crate) fn repair(
     let (depot, damaged) = Depot::open_as(device, &options, Some(refused))?;
     let hiding = damaged.iter().filter(|damage| damage.hides).count();
     let mut report = RepairReport { damaged_segments: hiding as u64, ..Default::default() };
-    report.damaged_segments += u64::from(depot.is_end_refused(refused)?);
     let lost = depot.find_lost(&mut report)?;
     // All that is moved was read.
     refused.know();
@@ -57,8 +57,15 @@ pub(crate) fn repair(
     mended.sort_unstable();
     mended.dedup();
     depot.leave_log(&mended)?;
-    for id in mended {
-        depot.mend(&mut cleaner, id, &lost.links, &mut report)?;
+    let mut mended: Vec<(SegmentId, Incarnation)> =
+        mended.into_iter().map(|id| (id, depot.segments.incarnation(id))).collect();
+    // Those that hold nothing first: they give room, and need none.
+    mended.sort_by_key(|(id, _)| depot.segments.live_records(*id) > 0);
+    for (id, of) in mended {
+        // What went free with another one may be in use again, and holds nothing of what it was.
+        if depot.segments.incarnation(id) == of {
+            depot.mend(&mut cleaner, (id, of), &lost.links, &mut report)?;
+        }
     }
     // Copies of what counts, maybe damaged, stand in free segments: recovery may prefer either.
     depot.blank_stale()?;
@@ -69,6 +76,7 @@ pub(crate) fn repair(
     }
     drop(cleaner);
     Engine::close(&*depot)?;
+    let left = left.max(depot.segments.withheld());
     if left > 0 {
         let RepairReport { damaged_segments, records_lost, records_moved, .. } = report;
         let words = format!(
@@ -95,15 +103,6 @@ impl Depot {
             state.tail = state.tail.filter(|tail| !mended.contains(&tail.segment));
         }
         self.reserve_versions()
-    }
-
-    /// Whether the device refuses the block behind the log: the last records may have stood there, and nobody knows.
-    fn is_end_refused(&self, refused: &Refused) -> Result<bool> {
-        let Some(tail) = self.log.lock().tail else { return Ok(false) };
-        let mut block = self.pool.get(usize::try_from(self.layout.block).unwrap_or(4096));
-        let at = self.layout.segment_offset(tail.segment) + tail.position;
-        self.source(sites::CHECK_READ).read(at, &mut block)?;
-        Ok(refused.is_one(&block))
     }
 
     /// Reads all records that count.
@@ -175,11 +174,10 @@ impl Depot {
     fn mend(
         &self,
         cleaner: &mut Cleaner,
-        id: SegmentId,
+        (id, of): (SegmentId, Incarnation),
         lost: &HashSet<Link>,
         report: &mut RepairReport,
     ) -> Result<()> {
-        let of = self.segments.incarnation(id);
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         let copied = self.live_records(id, of)?.iter().try_for_each(|(record, link)| {
             let head = match record.kind {
@@ -211,6 +209,10 @@ impl Depot {
         }
         durable?;
         self.blank_header(id)?;
+        if self.segments.state(id) != Use::Free {
+            // It held nothing, or was the log's.
+            self.segments.seal(id);
+        }
         self.segments.set_aside(id, of.epoch);
         self.segments.forget_header(id, of.epoch);
         Ok(())

@@ -159,6 +159,7 @@ impl Depot {
         let lacks = self.lacks_room(offset, size);
         if lacks && !free.stale {
             // A part of it may have been taken, which others may need: nothing here is of use before all of it is there.
+            self.segments.begin_give_back();
             let _ = self.device.discard(sites::TRIM, offset, size);
         }
         !lacks

@@ -396,6 +396,26 @@ impl Source<'_> {
         Ok(durable)
     }
 
+    /// Whether something is refused of the batch that may have stood behind the end of an unsealed segment.
+    pub(super) fn is_end_refused(
+        &self,
+        id: SegmentId,
+        end: &SegmentEnd,
+        refused: &Refused,
+    ) -> Result<bool> {
+        let block = self.layout.block;
+        let room = self.layout.trailer().saturating_sub(end.position);
+        let first = block.min(room);
+        let read = |size: u64| -> Result<IoBuf> {
+            let mut bytes = self.pool.get(usize::try_from(size).unwrap_or(0));
+            self.read(self.layout.segment_offset(id) + end.position, &mut bytes)?;
+            Ok(bytes)
+        };
+        let head = BatchHeader::peek(&read(first)?, u32::try_from(block).unwrap_or(u32::MAX));
+        let size = head.map_or(first, |header| u64::from(header.total_bytes)).min(room);
+        Ok(refused.is_in(&read(size)?))
+    }
+
     pub(super) fn corrupted(&self, offset: u64, length: u64, flaw: &Flaw) -> Error {
         Error::corrupted("read log", flaw.to_string()).device(self.device.name()).at(offset, length)
     }

@@ -166,6 +166,11 @@ impl Segments {
         self.generation.load(Ordering::SeqCst)
     }
 
+    /// S2: before the caller gives a free segment back.
+    pub(super) fn begin_give_back(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Salt and first sequence number, for checking a record.
     pub(super) fn place(&self, id: SegmentId) -> (u64, Sequence) {
         self.get(id).map_or((0, Sequence(0)), |segment| {

@@ -31,7 +31,6 @@ use esker_format::depot::{Stream, SummaryRecord, read_summary};
 use esker_index::Link;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use std::time::Duration;
 
 /// Most tombstones that one purge looks at: this share of the items, as each purge reads the summaries of all of them; and so many at least and
@@ -365,17 +364,13 @@ impl Depot {
 
     /// Takes the validity from the headers of free segments that are on no list, durably.
     fn blank_headers(&self, stale: &[Free]) -> Result<()> {
-        let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
         for free in stale {
             if free.after >= self.log.durable() {
                 // PERSIST: what made the segment free must be durable before its header goes. Asked of each one: some went free
                 //          after what made others so was flushed.
                 self.flush_published()?;
             }
-            let base = self.layout.segment_offset(free.id);
-            for at in [base, base + self.layout.header_copy()] {
-                self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)])?;
-            }
+            self.blank_copies(free.id)?;
         }
         // PERSIST: T1. Crash before: the tombstones are still there.
         self.device.flush(sites::BLANK_FLUSH)

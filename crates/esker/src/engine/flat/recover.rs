@@ -242,6 +242,11 @@ pub(super) fn read_header(
     })
 }
 
+/// The latest session that a header tells of.
+fn newest_session(headers: &[ChunkHeader]) -> u64 {
+    headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0)
+}
+
 impl Root {
     /// Reads the root chunk and all headers; makes a store where there is none.
     pub(super) fn open(
@@ -286,7 +291,7 @@ impl Root {
         Layout::check_size(size).map_err(|error| error.device(memory.name()))?;
         let layout = Layout::of(&superblock);
         let Headers { headers, stale, headless } = Root::read_headers(memory, &layout, repairs)?;
-        let newest = headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0);
+        let newest = newest_session(&headers);
         // A damaged word costs the image: the headers know the latest session that wrote.
         let word = match memory.load_u64(SESSION_OFFSET) {
             Err(error) if error.kind() == ErrorKind::Corrupted => None,
@@ -473,7 +478,8 @@ impl Flat {
 
     /// Takes the mark of a clean stop away, durably, and begins a session.
     fn begin_session(&self, root: &Root) -> Result<()> {
-        let number = root.session.number + 1;
+        // Epochs of a session that gave all of its own are of the next ones.
+        let number = root.session.number.max(newest_session(&root.headers)) + 1;
         let word = Session { number, clean: false }.encode(&self.layout.store_id);
         // PERSIST: before anything new is written: an image does not count any more, and no epoch of this session
         //          was used before.

@@ -108,17 +108,13 @@ impl Target<'_> {
     /// The latest session of this very store that wrote here, before the backup or after it; 0 if none did.
     fn old_session(&self) -> Result<u64> {
         let lost = |error: &Error| error.kind() == ErrorKind::Corrupted;
-        match self.memory.load_u64(SESSION_OFFSET) {
-            Ok(word) => {
-                if let Ok(session) = Session::decode(word, &self.layout.store_id) {
-                    return Ok(session.number);
-                }
-            }
-            Err(error) if lost(&error) => {}
+        let word = match self.memory.load_u64(SESSION_OFFSET) {
+            Ok(word) => Session::decode(word, &self.layout.store_id).ok(),
+            Err(error) if lost(&error) => None,
             Err(error) => return Err(error),
-        }
+        };
         // Another store, none, or a damaged word: of the same store, headers know.
-        let mut session = 0;
+        let mut session = word.map_or(0, |word| word.number);
         for number in 1..self.layout.chunk_count {
             match read_header(self.memory, &self.layout, number) {
                 Ok(Some((header, _))) => session = session.max(header.epoch >> EPOCH_BITS),
@@ -171,9 +167,10 @@ impl Target<'_> {
         self.write_zeros(start + entry.length_bytes, start + self.layout.chunk_size)
     }
 
-    fn write_free(&self, number: u32, next_version: u64) -> Result<()> {
+    /// Its header says the session, too (Z3): where the word is damaged, headers are all that knows it.
+    fn write_free(&self, number: u32, session: u64, next_version: u64) -> Result<()> {
         let header = ChunkHeader {
-            epoch: 0,
+            epoch: session << EPOCH_BITS,
             born: 0,
             kind: ChunkKind::Free,
             owner: 0,
@@ -220,11 +217,11 @@ pub(crate) fn restore(
     // Far behind what is known: the store that was backed up may have gone on elsewhere, and a backup of this one is not to
     // take its files for its own.
     let ahead = u64::from(u16::from_le_bytes(secret()?));
-    let session = target.old_session()?.max(backed_up) + ahead;
+    let session = target.old_session()?.max(backed_up) + ahead + 1;
     // PERSIST: Z1. Crash before: what was here; after: nothing.
     target.write_magic(u64::from_le_bytes(RESTORING))?;
     // PERSIST: Z3, also if this is cut off and begun again.
-    target.write_session(session + 1)?;
+    target.write_session(session)?;
     let mut named = entries.iter().peekable();
     let mut report = RestoreReport {
         last_version: Version(backup.manifest.next_version.0.saturating_sub(1)),
@@ -232,7 +229,7 @@ pub(crate) fn restore(
     };
     for number in 1..superblock.chunk_count {
         let Some(entry) = named.next_if(|entry| entry.id.0 == number) else {
-            target.write_free(number, backup.manifest.next_version.0)?;
+            target.write_free(number, session, backup.manifest.next_version.0)?;
             continue;
         };
         progress.report(report.segments, entries.len() as u64);

@@ -25,16 +25,15 @@
 mod collect;
 mod directory;
 
-pub(super) use directory::{Directory, FoundBehind, FoundLarge};
+pub(super) use directory::{Directory, FoundBehind, FoundLarge, State};
 
 use super::recover::in_parts;
 use super::room::Reserved;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
 use crate::flex::{Space, Splice};
-use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
 use std::sync::atomic::Ordering;
 
@@ -276,7 +275,7 @@ impl Flex {
         Ok(Some(size))
     }
 
-    /// Removes values whose heads cannot be read: nobody knows which they are.
+    /// Removes values whose heads are damaged: nobody knows which they are.
     pub(super) fn remove_unread(&self) -> Result<()> {
         let unread: Vec<u64> = {
             let values = self.large.values.read();
@@ -306,18 +305,26 @@ impl Flex {
     }
 }
 
-/// Whether a large value begins at a mark, rather than an interval; `None` if that cannot be read.
-fn is_large_at(space: &Space, mark: u64) -> Result<Option<bool>> {
-    let mut bytes = [0; 8];
-    match space.read(mark, &mut bytes) {
-        Ok(_) => Ok(Some(LargeHead::is_here(&bytes))),
-        Err(error) if error.is_unread() => Ok(None),
-        Err(error) => Err(error),
+/// How a value stands whose head cannot be read for this error; any other error is one.
+fn unread(error: Error) -> Result<State> {
+    match error.kind() {
+        ErrorKind::Io => Ok(State::Refused),
+        _ if error.is_unread() => Ok(State::Unread),
+        _ => Err(error),
     }
 }
 
-/// The head of the large value at a mark, if it can be read.
-fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
+/// Whether a large value begins at a mark, rather than an interval; or why that cannot be read.
+fn is_large_at(space: &Space, mark: u64) -> Result<Result<bool, State>> {
+    let mut bytes = [0; 8];
+    match space.read(mark, &mut bytes) {
+        Ok(_) => Ok(Ok(LargeHead::is_here(&bytes))),
+        Err(error) => unread(error).map(Err),
+    }
+}
+
+/// The head of the large value at a mark, or why it cannot be read.
+fn head_at(space: &Space, mark: u64) -> Result<Result<LargeHead, State>> {
     let mut bytes = vec![0; HEAD_READ_BYTES];
     let read = space.read(mark, &mut bytes).or_else(|error| {
         if !error.is_unread() {
@@ -337,18 +344,19 @@ fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
     });
     let error = match read {
         Ok(read) => match LargeHead::decode(bytes.get(..read).unwrap_or_default()) {
-            Ok(head) => return Ok(Some(head)),
+            Ok(head) => return Ok(Ok(head)),
             Err(flaw) => Error::corrupted("open store", flaw.to_string()),
         },
-        Err(error) if error.is_unread() => error,
-        Err(error) => return Err(error),
+        Err(error) => error,
     };
-    tracing::error!(%error, "a large value whose head cannot be read");
-    Ok(None)
+    if error.is_unread() {
+        tracing::error!(%error, "a large value whose head cannot be read");
+    }
+    unread(error).map(Err)
 }
 
 /// The heads of large values that begin between two offsets, and where.
-fn heads(space: &Space, start: u64, end: u64) -> Result<Vec<(u64, Option<LargeHead>)>> {
+fn heads(space: &Space, start: u64, end: u64) -> Result<Vec<(u64, Result<LargeHead, State>)>> {
     let mut found = Vec::new();
     let mut next = space.next_mark(start)?;
     while let Some(mark) = next.filter(|mark| *mark < end) {
@@ -365,7 +373,7 @@ pub(super) fn find(space: &Space, threads: usize, name: &str) -> Result<FoundBeh
     let is_behind = |offset: u64| -> Result<bool> {
         let mut at = offset;
         while let Some(mark) = space.next_mark(at)? {
-            if let Some(is_large) = is_large_at(space, mark)? {
+            if let Ok(is_large) = is_large_at(space, mark)? {
                 return Ok(is_large);
             }
             at = mark + 1;
@@ -381,9 +389,9 @@ pub(super) fn find(space: &Space, threads: usize, name: &str) -> Result<FoundBeh
     let (mut next, mut unread) = (space.next_mark(low)?, Vec::new());
     while let Some(mark) = next {
         match is_large_at(space, mark)? {
-            Some(true) => break,
-            Some(false) => unread.clear(),
-            None => unread.push(mark),
+            Ok(true) => break,
+            Ok(false) => unread.clear(),
+            Err(why) => unread.push((mark, why)),
         }
         next = space.next_mark(mark + 1)?;
     }
@@ -391,7 +399,7 @@ pub(super) fn find(space: &Space, threads: usize, name: &str) -> Result<FoundBeh
     let found = in_parts(intervals_end..end, PART_BYTES_MIN, threads, |part| {
         heads(space, part.start, part.end)
     })?;
-    let numbers = || found.iter().filter_map(|(_, head)| Some(head.as_ref()?.number));
+    let numbers = || found.iter().filter_map(|(_, head)| Some(head.as_ref().ok()?.number));
     if !numbers().is_sorted_by(|one, next| one < next) {
         let words = "large values are out of order";
         return Err(Error::corrupted("open store", words).device(name));

@@ -168,6 +168,9 @@ impl Flex {
         let space = Space::open_on(files.space.clone(), &of_space)?;
         space.expect_no_holes();
         let is_new = space.size_bytes() == 0;
+        if is_new && !options.create && !options.format {
+            return Err(Error::invalid("open store", "there is no store here").device(name));
+        }
         for device in &files.logs {
             let (size, first) = (device.geometry().size_bytes, log_first_size(options));
             if size < first {
@@ -181,8 +184,9 @@ impl Flex {
                 blank(&**device, restores)?;
             }
         }
-        if is_new && !options.create && !options.format {
-            return Err(Error::invalid("open store", "there is no store here").device(name));
+        // Nobody is to take the name of the store before for the new one's, and its logs for this one's.
+        if is_new && files.index.geometry().size_bytes > 0 {
+            blank(&*files.index, false)?;
         }
         let made = Root { capacity_bytes: options.size_bytes, ..Root::default() };
         let fresh = match restoring {

@@ -109,7 +109,11 @@ pub(super) fn logs(
     let mut tables = Vec::new();
     for (log, reader) in &found {
         let table = MemTable::new(log.generation, log.first_version, memtable_size_bytes, true);
-        reader.walk(|batch, bytes| replay(batch, bytes, &table, hasher))?;
+        let again = reader.walk(|batch, bytes| replay(batch, bytes, &table, hasher))?;
+        // What is proven to be whole is what was found before.
+        if again.as_ref() != Some(log) {
+            return Err(damaged("the log changed while it was read").device(reader.device().name()));
+        }
         next_version = next_version.max(log.next_version);
         previous_checksum = log.end.previous_checksum;
         tables.push(table);

@@ -101,13 +101,14 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
     let of_flex = &plan.options.flex;
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
     let intervals = intervals.into_iter().collect();
+    let may_begin_refused = behind.unread.iter().any(|(_, why)| *why == large::State::Refused);
     let values = behind.values;
     let devices = files.logs.clone();
     let flex = Flex::of(Found { files, space, root, tables, intervals, values }, plan)?;
     flex.check_stuck()?;
     flex.mend_intervals(&mut report)?;
     flex.commit_all()?;
-    flex.mend_large(&mut report)?;
+    flex.mend_large(may_begin_refused, &mut report)?;
     // What they hold is in the space.
     devices.iter().try_for_each(|log| logs::blank_damaged(&**log))?;
     flex.end_repair()?;
@@ -269,8 +270,9 @@ impl Flex {
 
     /// Deletes the keys whose large values are missing or damaged, and removes values of which nobody knows the key.
     ///
-    /// Also if there is none: then all are missing that a pair names.
-    fn mend_large(&self, report: &mut RepairReport) -> Result<()> {
+    /// Also if there is none: then all are missing that a pair names. What the device refuses to read stays, and what names it. The first
+    /// value may be such a one that was taken for an interval.
+    fn mend_large(&self, may_begin_refused: bool, report: &mut RepairReport) -> Result<()> {
         let mut lost: BTreeSet<Vec<u8>> = BTreeSet::new();
         let mut from = Vec::new();
         loop {
@@ -284,6 +286,7 @@ impl Flex {
             for pair in visible {
                 if let Content::Large(_, number, length) = pair.content
                     && !self.is_whole(number, length)?
+                    && !self.large.may_be_refused(number, may_begin_refused)
                 {
                     lost.insert(pair.key.to_vec());
                 }
@@ -304,6 +307,7 @@ impl Flex {
             report.records_lost += 1;
         }
         self.commit_all()?;
+        report.damaged_segments += self.large.refused();
         self.remove_nameless()
     }
 

@@ -55,7 +55,7 @@ const CAPACITY_MIN: u64 = 8 << 10;
 const REST: Duration = Duration::from_micros(20);
 
 /// Where the next batch of a generation goes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Tail {
     pub(super) generation: u64,
     pub(super) position: u64,

@@ -37,7 +37,7 @@ fn what_the_log_adds_has_its_place_in_the_tables() {
         });
         let kept = index.as_ref().map_or(0, Directory::len);
         let found = found(count, 1, &mut rng);
-        let directory = directory_with_room(&found, index, 0).unwrap();
+        let directory = directory_with_room(&found, Version(0), index, 0).unwrap();
         assert_eq!(directory.len(), kept);
         let all = (0..SHARES).flat_map(|share| {
             let mut of_share: Vec<_> = of_share(&found, share).copied().collect();
@@ -58,7 +58,7 @@ fn what_the_log_adds_has_its_place_in_the_tables() {
 fn keys_that_were_written_often_take_the_room_of_one() {
     let mut rng = Rng::from_seed(1);
     let found = found(100_000, 5, &mut rng);
-    let directory = directory_with_room(&found, None, 0).unwrap();
+    let directory = directory_with_room(&found, Version(0), None, 0).unwrap();
     assert!(directory.capacity() < 150_000, "room for {}", directory.capacity());
     // They are known already.
     for record in &found[0] {
@@ -67,6 +67,16 @@ fn keys_that_were_written_often_take_the_room_of_one() {
         }
     }
     let capacity = directory.capacity();
-    let directory = directory_with_room(&found, Some(directory), 0).unwrap();
+    let directory = directory_with_room(&found, Version(0), Some(directory), 0).unwrap();
     assert_eq!(directory.capacity(), capacity);
+}
+
+#[test]
+fn what_was_cleared_takes_no_room() {
+    let mut rng = Rng::from_seed(2);
+    let found = found(100_000, 3, &mut rng);
+    let directory = directory_with_room(&found, Version(3), None, 10).unwrap();
+    assert!(directory.capacity() < 1000, "room for {}", directory.capacity());
+    let directory = directory_with_room(&found, Version(2), None, 10).unwrap();
+    assert!(directory.capacity() >= 100_000, "room for {}", directory.capacity());
 }

@@ -11,7 +11,6 @@
 use super::Segments;
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 /// A segment on the free list.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +56,8 @@ pub(super) struct FreeList {
     borrowed: usize,
     /// Nobody takes a segment: there is no room for the end of the one that the log would leave.
     is_stuck: bool,
+    /// Those that a repair cannot write.
+    withheld: Vec<SegmentId>,
     /// Taken from here while their headers were valid, and not known to have a new one: a crash brings back what they held.
     renewed: Vec<SegmentId>,
 }
@@ -142,13 +143,18 @@ impl Segments {
     pub(in super::super) fn push_free(&self, free: Free) {
         let mut all = self.free.lock();
         all.renewed.retain(|id| *id != free.id);
-        all.list.push_back(free);
+        if !all.withheld.contains(&free.id) {
+            all.list.push_back(free);
+        }
     }
 
     /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
     pub(in super::super) fn put_back(&self, back: Free) {
         let all = &mut *self.free.lock();
         all.borrowed = all.borrowed.saturating_sub(1);
+        if all.withheld.contains(&back.id) {
+            return;
+        }
         let list = &mut all.list;
         let ready = list.iter().take_while(|free| free.prepared).count();
         let place = if back.prepared { ready } else { list.len() };
@@ -285,6 +291,18 @@ impl Segments {
         }
     }
 
+    /// Nobody takes this segment as long as the store is open, be it free or about to be.
+    pub(in super::super) fn withhold(&self, id: SegmentId) {
+        let all = &mut *self.free.lock();
+        all.list.retain(|free| free.id != id);
+        all.withheld.push(id);
+    }
+
+    /// How many times that was said.
+    pub(in super::super) fn withheld(&self) -> u64 {
+        self.free.lock().withheld.len() as u64
+    }
+
     /// Whether there are holes where there were none, once.
     pub(in super::super) fn take_untold(&self) -> bool {
         std::mem::take(&mut self.free.lock().are_untold)
@@ -338,8 +356,7 @@ impl Segments {
         if kept > 0 && untrimmed.count() < kept {
             return None;
         }
-        // S2: before the caller gives it back.
-        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.begin_give_back();
         all.borrowed += 1;
         all.list.remove(place)
     }

@@ -81,6 +81,34 @@ fn what_was_written_after_a_backup_is_gone_however_often_it_is_restored() {
     }
 }
 
+/// Then the headers are all that knows how many sessions there were.
+#[test]
+fn what_was_written_after_a_backup_stays_gone_if_the_session_is_lost_behind_a_restore() {
+    for engine in KINDS {
+        let memory = blank();
+        let archive = SimArchive::new();
+        let store = opened(&memory, engine);
+        put_small(&store, b"a0");
+        store.backup_store(&archive, &Progress::default()).unwrap();
+        crash(store);
+        let store = opened(&memory, engine);
+        (b'1'..=b'9').for_each(|number| put_small(&store, &[b'x', number]));
+        crash(store);
+        let backup = Backup::open(&archive).unwrap();
+        restore(&backup, &*memory, true, &Progress::default()).unwrap();
+        memory.poison(SESSION_OFFSET, 8);
+        let store = opened(&memory, engine);
+        (b'1'..=b'2').for_each(|number| put_small(&store, &[b'd', number]));
+        crash(store);
+        let store = opened(&memory, engine);
+        for number in b'1'..=b'9' {
+            assert!(!has(&store, &[b'x', number]), "{engine}: {number} is back");
+        }
+        assert!(has(&store, b"a0") && has(&store, b"d1") && has(&store, b"d2"), "{engine}");
+        crash(store);
+    }
+}
+
 /// Both stores have the same identity, and fill the same chunk in as many sessions.
 #[test]
 fn a_backup_of_a_restored_store_has_no_file_of_the_one_that_went_on() {

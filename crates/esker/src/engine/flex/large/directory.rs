@@ -39,7 +39,7 @@ fn note_look() {
 
 /// How a value stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(in crate::engine::flex) enum State {
     /// It is being written, or nothing names it yet.
     Forms,
     /// The pair that names it is in the log of this generation, or an earlier one.
@@ -48,8 +48,10 @@ pub(super) enum State {
     Goes,
     /// It is not in the space any more.
     Gone,
-    /// Its head cannot be read: nobody knows what it is. Its number is only one that no other has.
+    /// Its head is damaged: nobody knows what it is. Its number is only one that no other has.
     Unread,
+    /// The same, as long as the device refuses to read its head.
+    Refused,
 }
 
 /// A value in the space.
@@ -65,7 +67,11 @@ pub(super) struct Large {
 impl Large {
     /// Whether a pair that names it finds it.
     fn is_here(&self) -> bool {
-        !matches!(self.state, State::Goes | State::Gone | State::Unread)
+        !matches!(self.state, State::Goes | State::Gone) && !self.is_nameless()
+    }
+
+    fn is_nameless(&self) -> bool {
+        matches!(self.state, State::Unread | State::Refused)
     }
 
     /// Whether it may go, if nobody needs it: what names others may come again out of a log (E2).
@@ -174,8 +180,8 @@ impl Values {
 /// A value that an open found.
 #[derive(Debug)]
 pub(in crate::engine::flex) struct FoundLarge {
-    /// If it can be read.
-    pub(super) head: Option<LargeHead>,
+    /// Or why it cannot be read.
+    pub(super) head: Result<LargeHead, State>,
     pub(super) size_bytes: u64,
 }
 
@@ -186,7 +192,7 @@ pub(in crate::engine::flex) struct FoundBehind {
     pub(in crate::engine::flex) intervals_end: u64,
     /// Marks before that of which nobody knows what they begin, and nothing else is behind them: an interval is an error for those
     /// who ask for keys that it may have, and a value that is missing is one, too.
-    pub(in crate::engine::flex) unread: Vec<u64>,
+    pub(in crate::engine::flex) unread: Vec<(u64, State)>,
     pub(in crate::engine::flex) values: Vec<FoundLarge>,
 }
 
@@ -196,11 +202,16 @@ impl FoundBehind {
         if end == self.intervals_end.max(ROOT_BYTES) {
             return true;
         }
-        let Ok(first) = self.unread.binary_search(&end) else { return false };
+        let Ok(first) = self.unread.binary_search_by_key(&end, |(mark, _)| *mark) else {
+            return false;
+        };
         let marks = self.unread.split_off(first);
-        let ends = marks.iter().skip(1).copied().chain([self.intervals_end]);
-        let sizes = marks.iter().zip(ends).map(|(mark, end)| end - mark);
-        self.values.splice(0..0, sizes.map(|size_bytes| FoundLarge { head: None, size_bytes }));
+        let ends = marks.iter().skip(1).map(|(mark, _)| *mark).chain([self.intervals_end]);
+        let value = |((mark, why), end): (&(u64, State), u64)| FoundLarge {
+            head: Err(*why),
+            size_bytes: end - mark,
+        };
+        self.values.splice(0..0, marks.iter().zip(ends).map(value));
         self.intervals_end = end;
         true
     }
@@ -226,20 +237,23 @@ impl Directory {
         number: u64,
         hasher: &KeyHasher,
     ) -> Self {
-        let has_unread = found.iter().any(|large| large.head.is_none());
+        let has_unread = found.iter().any(|large| large.head.is_err());
         let directory = Directory::default();
         {
             let mut values = directory.values.write();
             let mut last = 0;
             for FoundLarge { head, size_bytes } in found {
-                let Some(head) = head else {
-                    // Numbers ascend: no other has the next one.
-                    last += 1;
-                    let (number, key) = (last, Vec::new());
-                    let head = LargeHead { number, length_bytes: 0, value_checksum: 0, key };
-                    let (head_size, hash, state) = (0, 0, State::Unread);
-                    values.push(Large { head, head_size, hash, state }, size_bytes);
-                    continue;
+                let head = match head {
+                    Ok(head) => head,
+                    Err(state) => {
+                        // Numbers ascend: no other has the next one.
+                        last += 1;
+                        let (number, key) = (last, Vec::new());
+                        let head = LargeHead { number, length_bytes: 0, value_checksum: 0, key };
+                        let (head_size, hash) = (0, 0);
+                        values.push(Large { head, head_size, hash, state }, size_bytes);
+                        continue;
+                    }
                 };
                 last = head.number;
                 let head_size = (LARGE_HEAD_SIZE + head.key.len()) as u64;
@@ -393,6 +407,27 @@ impl Directory {
         let values = self.values.read();
         let large = values.get(number);
         large.is_some_and(|large| large.head.length_bytes == length && large.is_here())
+    }
+
+    /// How many there are whose heads the device refuses to read.
+    pub(in crate::engine::flex) fn refused(&self) -> u64 {
+        let values = self.values.read();
+        values.all.iter().filter(|large| large.state == State::Refused).count() as u64
+    }
+
+    /// Whether value `number`, which is not there, may be one whose head the device refuses: one between those before and behind it whose
+    /// numbers are known. `before`: such a one may be in front of all.
+    pub(in crate::engine::flex) fn may_be_refused(&self, number: u64, before: bool) -> bool {
+        let values = self.values.read();
+        let split = values.all.partition_point(|large| large.head.number < number);
+        let (less, more) = values.all.split_at(split);
+        if more.first().is_some_and(|large| large.head.number == number && !large.is_nameless()) {
+            return false;
+        }
+        let near = |large: &&Large| large.is_nameless();
+        let beside = less.iter().rev().take_while(near).chain(more.iter().take_while(near));
+        let is_first = less.iter().all(Large::is_nameless);
+        before && is_first || beside.into_iter().any(|large| large.state == State::Refused)
     }
 
     /// Pairs that name these values were left out of the space: somebody is to find out whether they are needed.
@@ -558,7 +593,7 @@ mod tests {
         const MANY: u64 = 100_000;
         let hasher = KeyHasher::new([7; 16]);
         let found = (0..MANY).map(|number| FoundLarge {
-            head: Some(head(number, &(number / 2).to_be_bytes(), number)),
+            head: Ok(head(number, &(number / 2).to_be_bytes(), number)),
             size_bytes: 1,
         });
         let directory = Directory::new(found.collect(), 0, 0, &hasher);

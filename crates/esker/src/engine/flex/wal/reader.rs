@@ -23,7 +23,7 @@ use std::io::IoSlice;
 const READ_STEP: u64 = 1 << 20;
 
 /// What a log device holds.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(in super::super) struct FoundLog {
     pub(in super::super) generation: u64,
     pub(in super::super) first_version: u64,
@@ -323,7 +323,7 @@ pub(in super::super) fn starts_soundly(device: &dyn BlockDevice) -> Result<bool>
     Ok(Batch::peek(head, 0).is_ok() || head.iter().all(|byte| *byte == 0))
 }
 
-/// Makes a log device say nothing, for a new store. One with the identity of the store before (`same`) would believe what
+/// Makes a device say nothing, be it a log or what was saved of the index, for a new store. A log with the identity of the store before (`same`) would believe what
 /// stands anywhere in the log: then all of it goes.
 pub(in super::super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()> {
     let block = device.geometry().block_size_bytes as usize;
