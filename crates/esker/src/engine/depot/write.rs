@@ -274,7 +274,9 @@ impl Depot {
                 collides: false,
             };
             let read = self.resolve_offered(hash, key, condition, &mut resolved);
-            let has_failed = read.is_err() || resolved.unread.is_some();
+            // A value that another one took the place of may have gone while it was read.
+            let is_lost = resolved.known.is_some_and(|known| known.version == UNREAD);
+            let has_failed = read.is_err() || resolved.unread.is_some() || is_lost;
             if !has_failed || !self.is_over(hash, &resolved.offered) {
                 return read.map(|()| resolved);
             }

@@ -5,6 +5,7 @@ use crate::options::Options;
 use crate::value::{Attributes, Condition};
 use esker_base::{Site, SiteKind};
 use esker_media::sim::{SimBlock, SimBlockOptions};
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
