@@ -22,7 +22,9 @@ fn images_of(devices: &Devices) -> Vec<Image> {
 fn a_repair_of_a_new_store_does_not_take_it_for_the_one_before() {
     let devices = Devices::new(4);
     let store = devices.open(&uncached(4)).unwrap();
-    (0..60_u8).for_each(|n| drop(store.put(&[b'a', n], &bytes(n.into(), 60)).unwrap()));
+    for n in 0..60_u8 {
+        store.put(&[b'a', n], &bytes(n.into(), 60)).unwrap();
+    }
     let archive = SimArchive::new();
     store.backup_to(&archive, &Progress::default()).unwrap();
     store.close().unwrap();
@@ -30,7 +32,9 @@ fn a_repair_of_a_new_store_does_not_take_it_for_the_one_before() {
     let mut options = uncached(5);
     options.format = true;
     let store = devices.open(&options).unwrap();
-    (0..4_u8).for_each(|n| drop(store.put(&[b'b', n], b"new").unwrap()));
+    for n in 0..4_u8 {
+        store.put(&[b'b', n], b"new").unwrap();
+    }
     store.forget();
     let images = images_of(&devices);
     let mut hit = 0;
@@ -93,7 +97,9 @@ fn a_repair_keeps_large_values_whose_heads_a_device_refuses_for_a_while() {
     let options = uncached(2);
     let value = |n: u8| bytes(n.into(), if n % 5 == 1 { 3000 } else { 80 });
     let store = devices.open(&options).unwrap();
-    (0..40_u8).for_each(|n| drop(store.put(&[n], &value(n)).unwrap()));
+    for n in 0..40_u8 {
+        store.put(&[n], &value(n)).unwrap();
+    }
     store.close().unwrap();
     let images = images_of(&devices);
     let (mut ended, mut refusals) = (0, 0);
