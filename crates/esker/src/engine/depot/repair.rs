@@ -4,7 +4,8 @@
 //! records of damaged batches ([`super::whole`]). What the device refuses to read, and not for a while only, is damage, too
 //! (`ReadableDevice`). Then every record that counts is read. Those that are
 //! damaged go: the note of an eviction takes the place of each, so that no older value of its key comes
-//! back. Segments with damage are emptied by the cleaner's means, and their headers made invalid.
+//! back. Segments with damage are emptied by the cleaner's means, and their headers made invalid. Until then nobody takes them, also those
+//! that hold nothing: what was moved there would go with the header.
 //!
 //! A damaged record that stands in no summary, and in no checkpoint under the key that it shows, is not
 //! known by name. The key that was written there, or deleted, may show an older value, or be gone.

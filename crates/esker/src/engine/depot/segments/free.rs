@@ -56,7 +56,7 @@ pub(super) struct FreeList {
     borrowed: usize,
     /// Nobody takes a segment: there is no room for the end of the one that the log would leave.
     is_stuck: bool,
-    /// Those that a repair cannot write.
+    /// Those of which a repair cannot write a copy of the header, once for each.
     withheld: Vec<SegmentId>,
     /// Taken from here while their headers were valid, and not known to have a new one: a crash brings back what they held.
     renewed: Vec<SegmentId>,
@@ -298,7 +298,7 @@ impl Segments {
         all.withheld.push(id);
     }
 
-    /// How many times that was said.
+    /// For how many copies of headers that was said.
     pub(in super::super) fn withheld(&self) -> u64 {
         self.free.lock().withheld.len() as u64
     }

@@ -42,16 +42,21 @@ fn has(store: &Flat, key: &[u8]) -> bool {
     store.get_value(key, &mut |_| Ok(())).unwrap().is_some()
 }
 
+/// What a crashed store with one key is in, and its backup.
+fn backed_up(engine: EngineKind) -> (Arc<SimPm>, SimArchive) {
+    let (memory, archive) = (blank(), SimArchive::new());
+    let store = opened(&memory, engine);
+    put_small(&store, b"a0");
+    store.backup_store(&archive, &Progress::default()).unwrap();
+    crash(store);
+    (memory, archive)
+}
+
 /// What was written after the backup stands in chunks that it does not name, and those are used anew.
 #[test]
 fn what_was_written_after_a_backup_is_gone_however_often_it_is_restored() {
     for (engine, damaged) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
-        let memory = blank();
-        let archive = SimArchive::new();
-        let store = opened(&memory, engine);
-        put_small(&store, b"a0");
-        store.backup_store(&archive, &Progress::default()).unwrap();
-        crash(store);
+        let (memory, archive) = backed_up(engine);
         let restore = || {
             if damaged {
                 memory.store(DAMAGE, SESSION_OFFSET, &[0xA5; 8]).unwrap();
@@ -85,12 +90,7 @@ fn what_was_written_after_a_backup_is_gone_however_often_it_is_restored() {
 #[test]
 fn what_was_written_after_a_backup_stays_gone_if_the_session_is_lost_behind_a_restore() {
     for engine in KINDS {
-        let memory = blank();
-        let archive = SimArchive::new();
-        let store = opened(&memory, engine);
-        put_small(&store, b"a0");
-        store.backup_store(&archive, &Progress::default()).unwrap();
-        crash(store);
+        let (memory, archive) = backed_up(engine);
         let store = opened(&memory, engine);
         (b'1'..=b'9').for_each(|number| put_small(&store, &[b'x', number]));
         crash(store);

@@ -323,8 +323,8 @@ pub(in super::super) fn starts_soundly(device: &dyn BlockDevice) -> Result<bool>
     Ok(Batch::peek(head, 0).is_ok() || head.iter().all(|byte| *byte == 0))
 }
 
-/// Makes a device say nothing, be it a log or what was saved of the index, for a new store. A log with the identity of the store before (`same`) would believe what
-/// stands anywhere in the log: then all of it goes.
+/// Makes a device say nothing, be it a log or what was saved of the index, for a new store. A log with the identity of the store before
+/// (`same`) would believe what stands anywhere in it: then all of it goes.
 pub(in super::super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()> {
     let block = device.geometry().block_size_bytes as usize;
     let first = block.max(BATCH_HEADER_SIZE.next_multiple_of(block)) as u64;
